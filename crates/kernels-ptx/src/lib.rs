@@ -1,0 +1,1 @@
+//! CUDA kernels of a decode step, their signature table, launch geometry, and a CPU twin of each.

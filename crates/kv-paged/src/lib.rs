@@ -1,0 +1,1 @@
+//! Planner of a paged key-value cache: block tables, layouts, sequences, sharing.

@@ -1,0 +1,1 @@
+//! A GPU-resident decode lane for quantised language models: loads a GGUF, captures the step, generates text.

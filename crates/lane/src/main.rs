@@ -1,0 +1,2 @@
+//! The `lane` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! GGUF quantised blocks to and from structure-of-arrays planes, with fingerprints and reference arithmetic.

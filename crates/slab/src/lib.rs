@@ -1,0 +1,1 @@
+//! A checkpointed bump allocator over one device allocation.
