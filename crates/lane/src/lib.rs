@@ -1,1 +1,3 @@
 //! A GPU-resident decode lane for quantised language models: loads a GGUF, captures the step, generates text.
+
+pub mod gguf;

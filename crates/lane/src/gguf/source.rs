@@ -1,0 +1,172 @@
+//! Where the bytes of a GGUF come from.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::GgufError;
+
+/// Bytes at known positions: a file on disk, or a model that is part of the program.
+///
+/// Positioned reads need no shared cursor, so one source serves many threads at once.
+#[derive(Debug)]
+pub enum Source {
+    /// A regular file.
+    File(FileSource),
+    /// Bytes inside the program.
+    Static(&'static [u8]),
+}
+
+/// An open file, with what it looked like when it was opened.
+#[derive(Debug)]
+pub struct FileSource {
+    file: PositionedFile,
+    path: PathBuf,
+    len_bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Source {
+    /// Opens a file, following symbolic links.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
+        let path = path.as_ref();
+        let fail = |source| GgufError::Io { path: path.to_owned(), source };
+        // Asked before opening: opening a pipe without a writer would wait for ever.
+        if !std::fs::metadata(path).map_err(fail)?.is_file() {
+            return Err(GgufError::NotAFile { path: path.to_owned() });
+        }
+        let file = File::open(path).map_err(fail)?;
+        let meta = file.metadata().map_err(fail)?;
+        Ok(Self::File(FileSource {
+            file: PositionedFile::new(file),
+            path: path.to_owned(),
+            len_bytes: meta.len(),
+            modified: meta.modified().ok(),
+        }))
+    }
+
+    /// The length, in bytes, when the source was opened.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::File(file) => file.len_bytes,
+            Self::Static(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Fills `out` with the bytes from `offset_bytes` on.
+    pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), GgufError> {
+        let beyond = || GgufError::Truncated {
+            what: "data",
+            offset_bytes,
+            needed_bytes: out.len() as u64,
+            file_bytes: self.len_bytes(),
+        };
+        let end = offset_bytes.checked_add(out.len() as u64).ok_or_else(beyond)?;
+        if end > self.len_bytes() {
+            return Err(beyond());
+        }
+        match self {
+            Self::Static(bytes) => {
+                // Both ends are at most the length of a slice, so they fit usize.
+                out.copy_from_slice(&bytes[offset_bytes as usize..end as usize]);
+                Ok(())
+            }
+            Self::File(file) => file.read_at(offset_bytes, out),
+        }
+    }
+
+    /// Whether the file still looks as it did when it was opened.
+    ///
+    /// Worth asking once after everything has been read: a file rewritten in place gives bytes of
+    /// both versions and no read error.
+    pub fn check_unchanged(&self) -> Result<(), GgufError> {
+        let Self::File(file) = self else { return Ok(()) };
+        let meta = file
+            .file
+            .metadata()
+            .map_err(|source| GgufError::Io { path: file.path.clone(), source })?;
+        let changed = |what| Err(GgufError::Changed { path: file.path.clone(), what });
+        if meta.len() != file.len_bytes {
+            return changed(format!("it had {} bytes and has {}", file.len_bytes, meta.len()));
+        }
+        if meta.modified().ok() != file.modified {
+            return changed("it was written to".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The file's path; `None` for bytes inside the program.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(file) => Some(&file.path),
+            Self::Static(_) => None,
+        }
+    }
+}
+
+impl FileSource {
+    fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), GgufError> {
+        self.file.read_exact_at(offset_bytes, out).map_err(|source| {
+            if source.kind() == io::ErrorKind::UnexpectedEof {
+                // The range was inside the file when it was opened.
+                let what = format!(
+                    "it had {} bytes and now ends before byte {}",
+                    self.len_bytes,
+                    offset_bytes + out.len() as u64
+                );
+                GgufError::Changed { path: self.path.clone(), what }
+            } else {
+                GgufError::Io { path: self.path.clone(), source }
+            }
+        })
+    }
+}
+
+/// A file read at positions, without a cursor where the system allows it.
+#[cfg(unix)]
+#[derive(Debug)]
+struct PositionedFile(File);
+
+#[cfg(unix)]
+impl PositionedFile {
+    fn new(file: File) -> Self {
+        Self(file)
+    }
+
+    fn metadata(&self) -> io::Result<std::fs::Metadata> {
+        self.0.metadata()
+    }
+
+    fn read_exact_at(&self, offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.0, out, offset_bytes)
+    }
+}
+
+/// A file read at positions, one reader at a time.
+#[cfg(not(unix))]
+#[derive(Debug)]
+struct PositionedFile(std::sync::Mutex<File>);
+
+#[cfg(not(unix))]
+impl PositionedFile {
+    fn new(file: File) -> Self {
+        Self(std::sync::Mutex::new(file))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, File> {
+        // A reader that panicked leaves only the cursor behind, and every read sets it.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn metadata(&self) -> io::Result<std::fs::Metadata> {
+        self.lock().metadata()
+    }
+
+    fn read_exact_at(&self, offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
+        let mut file = self.lock();
+        file.seek(SeekFrom::Start(offset_bytes))?;
+        file.read_exact(out)
+    }
+}
