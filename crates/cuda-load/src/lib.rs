@@ -8,6 +8,10 @@ mod target;
 #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", target_os = "linux")))]
 #[path = "unsupported.rs"]
 mod target;
+/// Compiled for tests everywhere: a change must not break it on targets that nobody builds for.
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "it is public where it is the target")]
+mod unsupported;
 
 pub use missing::Missing;
 pub use target::SYMBOLS;
@@ -35,4 +39,22 @@ pub fn present() -> Result<(), Missing> {
 /// As [`present`], and [`Missing::Symbol`] when the driver has no such symbol.
 pub fn symbol(name: &CStr) -> Result<NonNull<c_void>, Missing> {
     target::symbol(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_targets_say_that_they_are_not_supported() {
+        let missing = unsupported::present().expect_err("always");
+        assert!(missing.to_string().contains("x86_64 linux"), "{missing}");
+        assert_eq!(unsupported::symbol(c"cuInit"), Err(missing));
+        assert!(unsupported::SYMBOLS.is_empty());
+    }
+
+    #[test]
+    fn symbols_are_sorted_and_single() {
+        assert!(SYMBOLS.is_sorted_by(|a, b| a < b));
+    }
 }
