@@ -1,0 +1,77 @@
+//! Q5_0: 32 weights of 5 bits, w = d·(q − 16).
+
+use bytemuck::{Pod, Zeroable};
+
+use super::bits::{fifth_bits, from_nibbles, nibbles_and_bit};
+use super::{Block, Group, Grouped, HalfBytes, PlaneSpec, Planes, PlanesMut, plane};
+use crate::quantize::symmetric;
+
+/// 32 weights in 22 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_0 {
+    /// Scale.
+    pub d: HalfBytes,
+    /// Bit i is the fifth bit of weight i.
+    pub qh: [u8; 4],
+    /// Byte i is weight i in the low nibble and weight 16 + i in the high.
+    pub qs: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockQ5_0>() == 22);
+
+impl Block for BlockQ5_0 {
+    const GGML_ID: u32 = 6;
+    const NAME: &'static str = "Q5_0";
+    const ELEMS: usize = 32;
+    const PLANES: &'static [PlaneSpec] =
+        &[plane("quants", 16), plane("high bits", 4), plane("d", 2)];
+
+    fn pack(blocks: &[Self], [quants, high, scales, ..]: PlanesMut<'_>) {
+        let quants = quants.as_chunks_mut::<16>().0;
+        let high = high.as_chunks_mut::<4>().0;
+        let scales = scales.as_chunks_mut::<2>().0;
+        for (((block, quants), high), scales) in blocks.iter().zip(quants).zip(high).zip(scales) {
+            *quants = block.qs;
+            *high = block.qh;
+            *scales = block.d.0;
+        }
+    }
+
+    fn unpack([quants, high, scales, ..]: Planes<'_>, blocks: &mut [Self]) {
+        let quants = quants.as_chunks::<16>().0;
+        let high = high.as_chunks::<4>().0;
+        let scales = scales.as_chunks::<2>().0;
+        for (((block, quants), high), scales) in blocks.iter_mut().zip(quants).zip(high).zip(scales)
+        {
+            *block = Self { d: HalfBytes(*scales), qh: *high, qs: *quants };
+        }
+    }
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = self.d.to_f32();
+        for (out, quant) in out.iter_mut().zip(nibbles_and_bit(&self.qs, &self.qh)) {
+            *out = f32::from(quant - 16) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        let (d, quants) = symmetric::block(values, 16);
+        Self { d, qh: fifth_bits(&quants), qs: from_nibbles(&quants) }
+    }
+}
+
+impl Grouped for BlockQ5_0 {
+    #[inline(always)]
+    fn group([quants, high, scales, ..]: &Planes<'_>, index: usize) -> Group {
+        let quants = quants.as_chunks::<16>().0;
+        let high = high.as_chunks::<4>().0;
+        let scales = scales.as_chunks::<2>().0;
+        Group {
+            quants: nibbles_and_bit(&quants[index], &high[index]).map(|quant| quant - 16),
+            d: HalfBytes(scales[index]).to_f32(),
+            scales: [1; 2],
+            offset: None,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Plain Rust, for every processor and as the definition of what faster code computes.
+
+use core::ops::Range;
+
+use super::{check_f32, check_q8};
+use crate::block::{Float, Group, Grouped, Planes};
+use crate::{GROUP_ELEMS, PackedMatrix, Q8Group};
+
+/// [`rows_dot_q8`](crate::rows_dot_q8) without special instructions: the same integers.
+///
+/// # Panics
+/// As [`rows_dot_q8`](crate::rows_dot_q8).
+pub fn rows_dot_q8_scalar(
+    matrix: &PackedMatrix<'_>,
+    rows: Range<u32>,
+    quants: &[i8],
+    groups: &[Q8Group],
+    out: &mut [f32],
+) {
+    check_q8(matrix, &rows, quants, groups, out);
+    let dot = matrix.weight_type().entry().dot_q8;
+    for (row, out) in rows.zip(out) {
+        *out = dot(matrix.row_planes(row), quants, groups);
+    }
+}
+
+/// [`rows_dot_f32`](crate::rows_dot_f32) without special instructions: the same bits.
+///
+/// # Panics
+/// As [`rows_dot_f32`](crate::rows_dot_f32).
+pub fn rows_dot_f32_scalar(
+    matrix: &PackedMatrix<'_>,
+    rows: Range<u32>,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    check_f32(matrix, &rows, x, out);
+    let dot = matrix.weight_type().entry().dot_f32;
+    for (row, out) in rows.zip(out) {
+        *out = dot(matrix.row_planes(row), x);
+    }
+}
+
+impl Group {
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32; GROUP_ELEMS]) {
+        for (half, scale) in self.scales.into_iter().enumerate() {
+            let scale = self.d * scale as f32;
+            for i in 16 * half..16 * half + 16 {
+                out[i] = scale * f32::from(self.quants[i]);
+            }
+        }
+        if let Some(offset) = self.offset {
+            out.iter_mut().for_each(|out| *out += offset);
+        }
+    }
+
+    #[inline(always)]
+    fn dot_q8(&self, x: &[i8; GROUP_ELEMS], group: &Q8Group) -> f32 {
+        let mut dots = [0i32; 2];
+        for (half, dot) in dots.iter_mut().enumerate() {
+            for i in 16 * half..16 * half + 16 {
+                *dot += i32::from(self.quants[i]) * i32::from(x[i]);
+            }
+        }
+        let scaled = self.scales[0] * dots[0] + self.scales[1] * dots[1];
+        let product = self.d * group.scale * scaled as f32;
+        self.offset.map_or(product, |offset| product + offset * group.scaled_sum)
+    }
+}
+
+pub(crate) fn dequantize_grouped<B: Grouped>(planes: Planes<'_>, out: &mut [f32]) {
+    for (index, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        B::group(&planes, index).dequantize(out);
+    }
+}
+
+pub(crate) fn dequantize_float<B: Float>([values, ..]: Planes<'_>, out: &mut [f32]) {
+    for (out, value) in out.iter_mut().zip(bytemuck::cast_slice::<u8, B>(values)) {
+        *out = value.to_f32();
+    }
+}
+
+pub(crate) fn dot_q8_grouped<B: Grouped>(planes: Planes<'_>, x: &[i8], groups: &[Q8Group]) -> f32 {
+    let mut sum = 0.0;
+    for (index, (x, group)) in x.as_chunks().0.iter().zip(groups).enumerate() {
+        sum += B::group(&planes, index).dot_q8(x, group);
+    }
+    sum
+}
+
+/// Partial sums of the float types' 8-bit products and of all exact ones.
+const LANES: usize = 8;
+
+#[inline(always)]
+pub(crate) fn dot_q8_float<B: Float>(
+    [values, ..]: Planes<'_>,
+    x: &[i8],
+    groups: &[Q8Group],
+) -> f32 {
+    let values = bytemuck::cast_slice::<u8, B>(values).chunks(GROUP_ELEMS);
+    let mut sum = 0.0;
+    for ((values, x), group) in values.zip(x.chunks(GROUP_ELEMS)).zip(groups) {
+        let mut lanes = [0.0; LANES];
+        for (values, x) in values.chunks(LANES).zip(x.chunks(LANES)) {
+            for ((lane, value), &x) in lanes.iter_mut().zip(values).zip(x) {
+                *lane += value.to_f32() * f32::from(x);
+            }
+        }
+        sum += group.scale * lanes.iter().sum::<f32>();
+    }
+    sum
+}
+
+#[inline(always)]
+pub(crate) fn dot_f32_grouped<B: Grouped>(planes: Planes<'_>, x: &[f32]) -> f32 {
+    let (mut lanes, mut weights) = ([0.0; LANES], [0.0; GROUP_ELEMS]);
+    for (index, x) in x.as_chunks::<GROUP_ELEMS>().0.iter().enumerate() {
+        B::group(&planes, index).dequantize(&mut weights);
+        for (weights, x) in weights.as_chunks::<LANES>().0.iter().zip(x.as_chunks::<LANES>().0) {
+            for i in 0..LANES {
+                lanes[i] += f64::from(weights[i]) * f64::from(x[i]);
+            }
+        }
+    }
+    total(lanes)
+}
+
+#[inline(always)]
+pub(crate) fn dot_f32_float<B: Float>([values, ..]: Planes<'_>, x: &[f32]) -> f32 {
+    let (weights, last_weights) = bytemuck::cast_slice::<u8, B>(values).as_chunks::<LANES>();
+    let (x, last_x) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for (weights, x) in weights.iter().zip(x) {
+        for i in 0..LANES {
+            lanes[i] += f64::from(weights[i].to_f32()) * f64::from(x[i]);
+        }
+    }
+    for ((lane, weight), &x) in lanes.iter_mut().zip(last_weights).zip(last_x) {
+        *lane += f64::from(weight.to_f32()) * f64::from(x);
+    }
+    total(lanes)
+}
+
+/// In pairs and always the same ones, so that the bits do not depend on the instructions.
+#[inline(always)]
+fn total(lanes: [f64; LANES]) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    (((a + e) + (c + g)) + ((b + f) + (d + h))) as f32
+}
