@@ -300,7 +300,18 @@ impl Tokenizer {
 
     /// A special token that `text` spells somewhere, if it does.
     pub fn special_in(&self, text: &str) -> Option<&str> {
-        self.tables.specials.first_in(text)
+        self.specials_in(text).first().and_then(|id| self.special_text(*id))
+    }
+
+    /// The special tokens that `text` spells, in order.
+    pub fn specials_in(&self, text: &str) -> Vec<u32> {
+        let whole = 0..text.len();
+        let fragments = self.tables.specials.cut(text, std::slice::from_ref(&whole));
+        let ids = fragments.into_iter().filter_map(|fragment| match fragment {
+            Fragment::Token(id) => self.special_text(id).map(|_| id),
+            Fragment::Text(_) => None,
+        });
+        ids.collect()
     }
 
     /// The id of the special token with this text.

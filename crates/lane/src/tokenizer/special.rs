@@ -85,19 +85,6 @@ impl SpecialTokens {
         }
         fragments
     }
-
-    /// The text of a special token that occurs in `text`, if there is one.
-    pub(super) fn first_in<'s>(&'s self, text: &str) -> Option<&'s str> {
-        let whole = 0..text.len();
-        let found =
-            self.cut(text, std::slice::from_ref(&whole)).into_iter().find_map(|f| match f {
-                Fragment::Token(id) => {
-                    self.sorted.iter().find(|(_, i, kind)| *i == id && kind.is_special())
-                }
-                Fragment::Text(_) => None,
-            });
-        found.and_then(|(token, ..)| std::str::from_utf8(token).ok())
-    }
 }
 
 /// Texts of tokens that end an answer in some model family, whatever the file calls them.
@@ -192,7 +179,5 @@ mod tests {
         // A token across a boundary is none.
         assert_eq!(s.cut("<a>", &[0..1, 1..3]), [Text("<a>")]);
         assert_eq!(s.cut("<a><a>", &[3..6]), [Text("<a>"), Token(0)]);
-        assert_eq!(s.first_in("  <a"), None);
-        assert_eq!(s.first_in("  <a>"), Some("<a>"));
     }
 }

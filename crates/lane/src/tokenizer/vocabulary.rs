@@ -1,5 +1,7 @@
 //! The tables a model file carries, as plain data.
 
+use crate::gguf::{Gguf, GgufError};
+
 /// Everything a model file says about its tokens. Nothing is checked here; [`Tokenizer::new`] does.
 ///
 /// | field | GGUF key |
@@ -44,6 +46,40 @@ pub struct Vocabulary {
     pub add_space_prefix: Option<bool>,
     /// The Jinja chat template.
     pub chat_template: Option<String>,
+}
+
+impl Vocabulary {
+    /// Reads the tables of a model file. Keys that are absent are empty here; one of another type
+    /// than it should be is an error.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Vocabulary, GgufError> {
+        let metadata = gguf.metadata();
+        let text = |key| Ok(metadata.str(key)?.map(str::to_owned));
+        let texts =
+            |key| Ok(metadata.strings(key)?.into_iter().flatten().map(str::to_owned).collect());
+        // Some writers say -1 for "none".
+        let id = |key| Ok(metadata.i64(key)?.and_then(|id| u32::try_from(id).ok()));
+        Ok(Vocabulary {
+            model: text("tokenizer.ggml.model")?.unwrap_or_default(),
+            pre: text("tokenizer.ggml.pre")?,
+            tokens: texts("tokenizer.ggml.tokens")?,
+            scores: metadata.f32s("tokenizer.ggml.scores")?.map(Iterator::collect),
+            token_types: metadata
+                .i32s("tokenizer.ggml.token_type")?
+                .into_iter()
+                .flatten()
+                .collect(),
+            merges: texts("tokenizer.ggml.merges")?,
+            bos: id("tokenizer.ggml.bos_token_id")?,
+            eos: id("tokenizer.ggml.eos_token_id")?,
+            eot: id("tokenizer.ggml.eot_token_id")?,
+            eom: id("tokenizer.ggml.eom_token_id")?,
+            unk: id("tokenizer.ggml.unknown_token_id")?,
+            pad: id("tokenizer.ggml.padding_token_id")?,
+            add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+            chat_template: text("tokenizer.chat_template")?,
+        })
+    }
 }
 
 /// What a token is, after GGUF's numbering.
