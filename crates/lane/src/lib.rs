@@ -2,4 +2,5 @@
 
 pub mod chat;
 pub mod gguf;
+pub mod model;
 pub mod tokenizer;

@@ -125,7 +125,13 @@ impl GgufWriter {
     /// # Panics
     ///
     /// If a row of `dims[0]` weights is no whole number of blocks of the type.
-    pub fn tensor(&mut self, name: &str, dims: &[u64], ggml_type: GgmlType) -> &mut Self {
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ggml_type: impl Into<GgmlType>,
+    ) -> &mut Self {
+        let ggml_type = ggml_type.into();
         let n_in = dims.first().copied().unwrap_or(1);
         let row_bytes = ggml_type.row_bytes(n_in).expect("rows are whole blocks");
         let n_bytes = row_bytes * dims.iter().skip(1).product::<u64>();

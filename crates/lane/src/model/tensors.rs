@@ -1,0 +1,187 @@
+//! Finding the tensors that play the parts of a model.
+
+use q4k_soa::WeightType;
+
+use super::architecture::{Presence, Spec};
+use super::config::ModelConfig;
+use super::error::ModelError;
+use super::{Layer, Model, QkNorm, QkvBias, TensorRef, VectorRef};
+use crate::gguf::{Gguf, TensorInfo};
+
+/// Looks tensors up by name and remembers which were asked for.
+pub(super) struct Finder<'g> {
+    gguf: &'g Gguf,
+    used: Vec<bool>,
+}
+
+impl<'g> Finder<'g> {
+    pub(super) fn new(gguf: &'g Gguf) -> Self {
+        Self { gguf, used: vec![false; gguf.tensors().len()] }
+    }
+
+    fn find(&mut self, name: &str) -> Option<(usize, &'g TensorInfo)> {
+        let index = self.gguf.tensor_index(name)?;
+        self.used[index] = true;
+        Some((index, &self.gguf.tensors()[index]))
+    }
+
+    /// A weight matrix, if it is there.
+    fn optional_matrix(
+        &mut self,
+        name: &str,
+        n_out: u32,
+        n_in: u32,
+    ) -> Result<Option<TensorRef>, ModelError> {
+        let Some((index, info)) = self.find(name) else { return Ok(None) };
+        check_shape(info, &[n_in.into(), n_out.into()])?;
+        let Some(ty) = info.ggml_type().weight_type() else {
+            let supported: Vec<_> = WeightType::ALL.iter().map(|ty| ty.name()).collect();
+            return Err(unsupported_type(info, supported.join(", ")));
+        };
+        Ok(Some(TensorRef { index, ty, n_out, n_in }))
+    }
+
+    fn matrix(&mut self, name: &str, n_out: u32, n_in: u32) -> Result<TensorRef, ModelError> {
+        let missing = || ModelError::MissingTensor { tensor: name.to_owned() };
+        self.optional_matrix(name, n_out, n_in)?.ok_or_else(missing)
+    }
+
+    /// A vector of f32, if it is there.
+    fn optional_vector(
+        &mut self,
+        name: &str,
+        n_elems: u32,
+    ) -> Result<Option<VectorRef>, ModelError> {
+        let Some((index, info)) = self.find(name) else { return Ok(None) };
+        check_shape(info, &[n_elems.into()])?;
+        if info.ggml_type().weight_type() != Some(WeightType::F32) {
+            return Err(unsupported_type(info, WeightType::F32.name().to_owned()));
+        }
+        Ok(Some(VectorRef { index, n_elems }))
+    }
+
+    fn vector(&mut self, name: &str, n_elems: u32) -> Result<VectorRef, ModelError> {
+        let missing = || ModelError::MissingTensor { tensor: name.to_owned() };
+        self.optional_vector(name, n_elems)?.ok_or_else(missing)
+    }
+
+    /// The names of the tensors that nothing asked for, unless one of them must not be ignored.
+    pub(super) fn extra(self, spec: &Spec) -> Result<Vec<String>, ModelError> {
+        let unused = self.gguf.tensors().iter().zip(&self.used).filter(|(_, used)| !**used);
+        unused
+            .map(|(tensor, _)| match changes_the_result(tensor.name(), spec) {
+                true => Err(ModelError::UnsupportedTensor { tensor: tensor.name().to_owned() }),
+                false => Ok(tensor.name().to_owned()),
+            })
+            .collect()
+    }
+}
+
+/// Whether a tensor that nothing reads shows that the model computes something else.
+fn changes_the_result(name: &str, spec: &Spec) -> bool {
+    let name = match name.strip_prefix("blk.") {
+        // The layer's number is followed by the tensor's own name.
+        Some(rest) => rest.split_once('.').map_or(rest, |(_, own)| own),
+        None => name,
+    };
+    name.ends_with(".bias")
+        || name.ends_with(".scale")
+        || name.contains("_exps.")
+        || name.starts_with("ffn_gate_inp")
+        || name.starts_with("rope_factors_")
+        || name.starts_with("post_")
+        || name.ends_with("_sub_norm.weight")
+        || (spec.qk_norm == Presence::Absent
+            && matches!(name, "attn_q_norm.weight" | "attn_k_norm.weight"))
+}
+
+/// Finds every tensor that a step of the model reads.
+pub(super) fn find(
+    finder: &mut Finder<'_>,
+    spec: &Spec,
+    config: ModelConfig,
+) -> Result<Model, ModelError> {
+    let (n_embd, n_vocab) = (config.n_embd, config.n_vocab);
+    let embed = finder.matrix("token_embd.weight", n_vocab, n_embd)?;
+    let output = finder.optional_matrix("output.weight", n_vocab, n_embd)?.unwrap_or(embed);
+    let output_norm = finder.vector("output_norm.weight", n_embd)?;
+    let rope_freqs = finder.optional_vector("rope_freqs.weight", config.rope.dims / 2)?;
+    // Not reserved: the count is the file's, and the first missing layer ends the search.
+    let mut layers = Vec::new();
+    for index in 0..config.n_layer {
+        layers.push(find_layer(finder, spec, &config, index)?);
+    }
+    Ok(Model {
+        config,
+        embed,
+        output_norm,
+        output,
+        rope_freqs,
+        layers,
+        extra_tensors: Vec::new(),
+        n_params: 0,
+        file_type: None,
+    })
+}
+
+fn find_layer(
+    finder: &mut Finder<'_>,
+    spec: &Spec,
+    config: &ModelConfig,
+    index: u32,
+) -> Result<Layer, ModelError> {
+    let name = |own: &str| format!("blk.{index}.{own}");
+    let (n_embd, n_ff) = (config.n_embd, config.n_ff);
+    let (q_elems, kv_elems) = (config.q_elems(), config.kv_elems());
+    let qkv_bias = match spec.qkv_bias {
+        Presence::Absent => None,
+        Presence::Required => Some(QkvBias {
+            q: finder.vector(&name("attn_q.bias"), q_elems)?,
+            k: finder.vector(&name("attn_k.bias"), kv_elems)?,
+            v: finder.vector(&name("attn_v.bias"), kv_elems)?,
+        }),
+    };
+    let qk_norm = match spec.qk_norm {
+        Presence::Absent => None,
+        Presence::Required => Some(QkNorm {
+            q: finder.vector(&name("attn_q_norm.weight"), config.head_dim)?,
+            k: finder.vector(&name("attn_k_norm.weight"), config.head_dim)?,
+        }),
+    };
+    Ok(Layer {
+        attn_norm: finder.vector(&name("attn_norm.weight"), n_embd)?,
+        q: finder.matrix(&name("attn_q.weight"), q_elems, n_embd)?,
+        k: finder.matrix(&name("attn_k.weight"), kv_elems, n_embd)?,
+        v: finder.matrix(&name("attn_v.weight"), kv_elems, n_embd)?,
+        o: finder.matrix(&name("attn_output.weight"), n_embd, q_elems)?,
+        qkv_bias,
+        qk_norm,
+        ffn_norm: finder.vector(&name("ffn_norm.weight"), n_embd)?,
+        gate: finder.matrix(&name("ffn_gate.weight"), n_ff, n_embd)?,
+        up: finder.matrix(&name("ffn_up.weight"), n_ff, n_embd)?,
+        down: finder.matrix(&name("ffn_down.weight"), n_embd, n_ff)?,
+    })
+}
+
+/// Compares dimensions; trailing ones may be left out on either side.
+fn check_shape(info: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
+    let found = info.dims();
+    let dim = |dims: &[u64], axis: usize| dims.get(axis).copied().unwrap_or(1);
+    let n_axes = found.len().max(expected.len());
+    if (0..n_axes).all(|axis| dim(found, axis) == dim(expected, axis)) {
+        return Ok(());
+    }
+    Err(ModelError::WrongShape {
+        tensor: info.name().to_owned(),
+        found: found.to_vec(),
+        expected: expected.to_vec(),
+    })
+}
+
+fn unsupported_type(info: &TensorInfo, supported: String) -> ModelError {
+    ModelError::UnsupportedType {
+        tensor: info.name().to_owned(),
+        found: info.ggml_type().name(),
+        supported,
+    }
+}
