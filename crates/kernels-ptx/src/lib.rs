@@ -1,1 +1,16 @@
-//! CUDA kernels of a decode step, their signature table, launch geometry, and a CPU twin of each.
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod geometry;
+pub mod ops;
+mod params;
+mod table;
+mod types;
+
+pub use geometry::{DeviceProfile, Dim3, Geometry};
+pub use params::{
+    Access, Arg, ArgList, Elem, MAX_PARAMS, Param, ParamError, ParamKind, ScalarType, Slice,
+    TwinArgs,
+};
+pub use table::Kernel;
+pub use types::{Candidate, MAX_CANDIDATES, RopePairing, SamplingPack, TokenParams};

@@ -1,0 +1,290 @@
+//! What a decode step computes: dimensions, numerics, where its weights and buffers lie.
+
+use gpu_slab::{Allocate, SlabError, View};
+use kernels_ptx::{DeviceProfile, RopePairing};
+use kv_paged::PagedKvConfig;
+use q4k_soa::{Shape, WeightType};
+
+/// How matrix products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Numerics {
+    /// Activations quantised to i8 per group of 32, integer dot products.
+    Q8,
+    /// f32 activations on dequantised weights.
+    Exact,
+}
+
+/// How a step ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Head {
+    /// Logits of the last token, the likeliest token, step advance.
+    Greedy,
+    /// Logits of the last token, a draw by the sampling pack, step advance.
+    Sampled,
+    /// Nothing: the step only fills the KV cache (prompt processing).
+    None,
+}
+
+/// Dimensions of a Llama-family model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModelDims {
+    /// Layers.
+    pub n_layer: u32,
+    /// Elements of the hidden state.
+    pub n_embd: u32,
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads.
+    pub n_kv_head: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+    /// Elements of the feed-forward middle.
+    pub n_ff: u32,
+    /// Tokens of the vocabulary.
+    pub n_vocab: u32,
+}
+
+impl ModelDims {
+    /// Elements of all query heads.
+    pub fn q_elems(&self) -> u32 {
+        self.n_head * self.head_dim
+    }
+
+    /// Elements of all key heads (or value heads).
+    pub fn kv_elems(&self) -> u32 {
+        self.n_kv_head * self.head_dim
+    }
+}
+
+/// Rotary embedding as kernels need it; the frequencies are a blob in device memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopePlan {
+    /// Which elements turn together.
+    pub pairing: RopePairing,
+    /// Pairs turned per head.
+    pub n_pairs: u32,
+    /// Factor on cosine and sine.
+    pub magnitude: f32,
+}
+
+/// Everything that decides the launches of a step, apart from addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPlan {
+    /// Model dimensions.
+    pub dims: ModelDims,
+    /// KV cache.
+    pub kv: PagedKvConfig,
+    /// Matrix products.
+    pub numerics: Numerics,
+    /// The end of the step.
+    pub head: Head,
+    /// Tokens computed per step, all of one sequence.
+    pub n_tokens: u32,
+    /// Of every RMS norm.
+    pub norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopePlan,
+    /// Factor on embedding rows.
+    pub embed_scale: f32,
+    /// Factor on attention scores.
+    pub attention_scale: f32,
+    /// Attention segments.
+    pub n_segments: u32,
+    /// Vocabulary slices of argmax.
+    pub n_slices: u32,
+}
+
+impl StepPlan {
+    /// The plan of one token per step on `device`, without scalings.
+    pub fn new(
+        dims: ModelDims,
+        kv: PagedKvConfig,
+        numerics: Numerics,
+        rope: RopePlan,
+        norm_eps: f32,
+        device: &DeviceProfile,
+    ) -> Self {
+        Self {
+            dims,
+            kv,
+            numerics,
+            head: Head::Greedy,
+            n_tokens: 1,
+            norm_eps,
+            rope,
+            embed_scale: 1.0,
+            attention_scale: 1.0 / (dims.head_dim as f32).sqrt(),
+            n_segments: device.attention_segments(dims.n_kv_head, kv.max_context_tokens()),
+            n_slices: device.argmax_slices(dims.n_vocab),
+        }
+    }
+}
+
+/// A packed matrix in the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightRef {
+    /// Where it lies.
+    pub view: View,
+    /// How it is quantised.
+    pub weight_type: WeightType,
+    /// Its rows and row length.
+    pub shape: Shape,
+}
+
+/// The weights of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerWeights {
+    /// f32 `[n_embd]`.
+    pub attn_norm: View,
+    /// `[q_elems, n_embd]`.
+    pub q: WeightRef,
+    /// `[kv_elems, n_embd]`.
+    pub k: WeightRef,
+    /// `[kv_elems, n_embd]`.
+    pub v: WeightRef,
+    /// f32 `[q_elems + 2 kv_elems]`, where the architecture has biases.
+    pub qkv_bias: Option<View>,
+    /// f32 `[head_dim]`, where queries are normed.
+    pub q_norm: Option<View>,
+    /// f32 `[head_dim]`, where keys are normed.
+    pub k_norm: Option<View>,
+    /// `[n_embd, q_elems]`.
+    pub o: WeightRef,
+    /// f32 `[n_embd]`.
+    pub ffn_norm: View,
+    /// `[n_ff, n_embd]`.
+    pub gate: WeightRef,
+    /// `[n_ff, n_embd]`.
+    pub up: WeightRef,
+    /// `[n_embd, n_ff]`.
+    pub down: WeightRef,
+    /// Tokens back that attention sees; 0: all.
+    pub window: u32,
+}
+
+/// The weights of a model.
+#[derive(Clone, Debug)]
+pub struct ModelWeights {
+    /// `[n_vocab, n_embd]`.
+    pub embed: WeightRef,
+    /// f64 `[n_pairs]`: radians per position.
+    pub inverse_frequencies: View,
+    /// Layers in order.
+    pub layers: Vec<LayerWeights>,
+    /// f32 `[n_embd]`.
+    pub output_norm: View,
+    /// `[n_vocab, n_embd]`, the embedding matrix where they are tied.
+    pub output: WeightRef,
+}
+
+/// The KV cache in the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvArena {
+    /// Shape.
+    pub config: PagedKvConfig,
+    /// The blocks.
+    pub blocks: View,
+    /// u32 `[layer][logical block]`.
+    pub table: View,
+}
+
+impl KvArena {
+    /// Takes room for the blocks and the table of `config`.
+    pub fn allocate(memory: &mut impl Allocate, config: PagedKvConfig) -> Result<Self, SlabError> {
+        let table_bytes = u64::from(config.n_layer()) * u64::from(config.blocks_per_layer()) * 4;
+        Ok(Self {
+            config,
+            blocks: memory.allocate("kv.blocks", config.total_bytes())?,
+            table: memory.allocate("kv.table", table_bytes)?,
+        })
+    }
+}
+
+/// The fixed activation buffers of a step (S7). Sizes are for `n_tokens` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepArena {
+    /// f32 `[n_tokens][n_embd]`, the residual stream.
+    pub hidden_a: View,
+    /// f32 `[n_tokens][n_embd]`, the residual stream between attention and feed-forward.
+    pub hidden_b: View,
+    /// f32 `[n_tokens][widest input]`, a normed input in exact numerics.
+    pub normed: View,
+    /// i8 `[n_tokens][widest input]`, a q8 input.
+    pub quants: View,
+    /// [`q4k_soa::Q8Group`] `[n_tokens][widest input / 32]`.
+    pub groups: View,
+    /// f32 `[n_tokens][q, k, v]`.
+    pub qkv: View,
+    /// f32 `[n_tokens][q_elems]`, turned.
+    pub q: View,
+    /// f32 `[n_tokens][n_head][n_segments][max, sum, head_dim]`.
+    pub partials: View,
+    /// f32 `[n_tokens][q_elems]`.
+    pub attention: View,
+    /// f32 `[n_tokens][n_ff]`.
+    pub ffn_mid: View,
+    /// f32 `[n_vocab]`.
+    pub logits: View,
+    /// [`kernels_ptx::Candidate`] `[n_slices]`.
+    pub candidates: View,
+    /// u32: the token chosen.
+    pub token: View,
+    /// [`kernels_ptx::TokenParams`] `[n_tokens]`.
+    pub tokens: View,
+    /// u32: replays made.
+    pub step_count: View,
+    /// [`kernels_ptx::SamplingPack`].
+    pub sampling: View,
+}
+
+impl StepArena {
+    /// Takes room for the buffers of `plan`.
+    pub fn allocate(memory: &mut impl Allocate, plan: &StepPlan) -> Result<Self, SlabError> {
+        let d = plan.dims;
+        let tokens = u64::from(plan.n_tokens);
+        let widest = u64::from(d.n_embd.max(d.n_ff).max(d.q_elems()));
+        let partial = u64::from(d.n_head) * u64::from(plan.n_segments) * u64::from(2 + d.head_dim);
+        let mut floats = |name: &'static str, elems: u64| memory.allocate(name, elems * 4);
+        let hidden = tokens * u64::from(d.n_embd);
+        Ok(Self {
+            hidden_a: floats("step.hidden_a", hidden)?,
+            hidden_b: floats("step.hidden_b", hidden)?,
+            normed: floats("step.normed", tokens * widest)?,
+            qkv: floats("step.qkv", tokens * u64::from(d.q_elems() + 2 * d.kv_elems()))?,
+            q: floats("step.q", tokens * u64::from(d.q_elems()))?,
+            partials: floats("step.partials", tokens * partial)?,
+            attention: floats("step.attention", tokens * u64::from(d.q_elems()))?,
+            ffn_mid: floats("step.ffn_mid", tokens * u64::from(d.n_ff))?,
+            logits: floats("step.logits", u64::from(d.n_vocab))?,
+            token: floats("step.token", 1)?,
+            tokens: floats("step.tokens", tokens * 3)?,
+            step_count: floats("step.step_count", 1)?,
+            sampling: floats("step.sampling", 6)?,
+            candidates: floats("step.candidates", u64::from(plan.n_slices) * 2)?,
+            groups: floats("step.groups", tokens * widest.div_ceil(32) * 2)?,
+            quants: memory.allocate("step.quants", tokens * widest)?,
+        })
+    }
+
+    /// Every buffer, so that they can be zeroed.
+    pub fn views(&self) -> [View; 16] {
+        [
+            self.hidden_a,
+            self.hidden_b,
+            self.normed,
+            self.quants,
+            self.groups,
+            self.qkv,
+            self.q,
+            self.partials,
+            self.attention,
+            self.ffn_mid,
+            self.logits,
+            self.candidates,
+            self.token,
+            self.tokens,
+            self.step_count,
+            self.sampling,
+        ]
+    }
+}

@@ -1,0 +1,403 @@
+//! The decode step as one function of a plan: the list of launches that turns token ids and
+//! positions into logits and the next token. Host, eager CUDA and capture all consume it (S19).
+
+use gpu_slab::View;
+use kernels_ptx::{DeviceProfile, Geometry, Kernel, ParamError, ops};
+use kv_paged::KvType;
+
+use crate::launch::{Label, Launch};
+use crate::plan::WeightRef;
+use crate::plan::{Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan};
+
+/// Why a step cannot be recorded.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// An argument does not fit its kernel.
+    #[error("{label}: {source}")]
+    Param {
+        /// Place in the step.
+        label: Label,
+        /// What does not fit.
+        source: ParamError,
+    },
+    /// A view is too short for a part of it to be taken.
+    #[error("{label}: {source}")]
+    View {
+        /// Place in the step.
+        label: Label,
+        /// What the slab said.
+        source: gpu_slab::SlabError,
+    },
+    /// The plan contradicts itself or its weights.
+    #[error("{what}: plan says {expected}, found {found}")]
+    Plan {
+        /// Which number.
+        what: &'static str,
+        /// From the plan.
+        expected: u64,
+        /// From the weights or buffers.
+        found: u64,
+    },
+    /// No kernel is made for this.
+    #[error("no kernel for {0}")]
+    Unsupported(String),
+}
+
+/// The launches of a step, and the buffer that its per-token parameters are written to.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// In order of execution.
+    pub launches: Vec<Launch>,
+    /// [`kernels_ptx::TokenParams`] `[n_tokens]`.
+    pub tokens: View,
+}
+
+/// Records the step of `plan` over the given weights, cache and buffers.
+pub fn record(
+    plan: &StepPlan,
+    weights: &ModelWeights,
+    kv: &KvArena,
+    arena: &StepArena,
+    device: &DeviceProfile,
+) -> Result<Recording, RecordError> {
+    expect("layers", plan.dims.n_layer.into(), weights.layers.len() as u64)?;
+    expect("query heads per key head, rest", 0, (plan.dims.n_head % plan.dims.n_kv_head).into())?;
+    if plan.kv != kv.config {
+        let (expected, found) = (plan.kv.total_bytes(), kv.config.total_bytes());
+        return Err(RecordError::Plan { what: "KV bytes (and shape)", expected, found });
+    }
+    let launches = Vec::new();
+    let mut recorder = Recorder { plan, kv, arena, device, launches, layer: None };
+    recorder.embed(weights)?;
+    for (index, layer) in weights.layers.iter().enumerate() {
+        recorder.layer = Some(index as u32);
+        recorder.attention(index as u32, layer, weights.inverse_frequencies)?;
+        recorder.feed_forward(layer)?;
+    }
+    recorder.layer = None;
+    recorder.head(weights)?;
+    Ok(Recording { launches: recorder.launches, tokens: arena.tokens })
+}
+
+fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), RecordError> {
+    if expected == found { Ok(()) } else { Err(RecordError::Plan { what, expected, found }) }
+}
+
+/// Where a matrix product finds its input.
+#[derive(Clone, Copy)]
+enum Input {
+    /// In `arena.quants` and `arena.groups`.
+    Q8,
+    /// An f32 buffer.
+    F32(View),
+}
+
+/// What a matrix product does with its sums.
+#[derive(Clone, Copy)]
+enum Epilogue {
+    Store,
+    Add(View),
+    Swiglu,
+}
+
+struct Recorder<'a> {
+    plan: &'a StepPlan,
+    kv: &'a KvArena,
+    arena: &'a StepArena,
+    device: &'a DeviceProfile,
+    launches: Vec<Launch>,
+    layer: Option<u32>,
+}
+
+/// Appends a launch: arguments are checked, geometry is asked of the operation.
+macro_rules! launch {
+    ($recorder:expr, $what:expr, $kernel:expr, $args:expr) => {{
+        let (recorder, kernel, args) = (&mut *$recorder, $kernel, $args);
+        let geometry: Geometry = args.geometry(recorder.device);
+        let label = recorder.label($what);
+        let list = args.list(kernel, |view: View| view.len_bytes());
+        let args = list.map_err(|source| RecordError::Param { label, source })?;
+        recorder.launches.push(Launch { kernel, geometry, args, label });
+    }};
+}
+
+impl Recorder<'_> {
+    fn label(&self, what: &'static str) -> Label {
+        Label { layer: self.layer, what }
+    }
+
+    fn slice(
+        &self,
+        what: &'static str,
+        view: View,
+        range: std::ops::Range<u64>,
+    ) -> Result<View, RecordError> {
+        let label = self.label(what);
+        view.slice(range).map_err(|source| RecordError::View { label, source })
+    }
+
+    fn embed(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
+        let (plan, arena) = (self.plan, self.arena);
+        let embed = weights.embed;
+        expect("embedding rows", plan.dims.n_vocab.into(), embed.shape.n_out.into())?;
+        expect("embedding row length", plan.dims.n_embd.into(), embed.shape.n_in.into())?;
+        let args = ops::embed::Args {
+            table: embed.view,
+            tokens: arena.tokens,
+            x: arena.hidden_a,
+            ggml_type: embed.weight_type.ggml_id(),
+            n_tokens: plan.n_tokens,
+            n_vocab: plan.dims.n_vocab,
+            n_embd: plan.dims.n_embd,
+            scale: plan.embed_scale,
+        };
+        launch!(self, "embed", Kernel::Embed, args);
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        index: u32,
+        layer: &LayerWeights,
+        inverse_frequencies: View,
+    ) -> Result<(), RecordError> {
+        let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
+        let input = self.norm("attention norm", arena.hidden_a, layer.attn_norm, plan.n_tokens)?;
+        let parts = [layer.q, layer.k, layer.v];
+        for (part, rows) in parts.iter().zip([d.q_elems(), d.kv_elems(), d.kv_elems()]) {
+            expect("rows of q, k or v", rows.into(), part.shape.n_out.into())?;
+        }
+        let (tokens, bias) = (plan.n_tokens, layer.qkv_bias);
+        self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
+
+        let (rope, attention, kv_elem_bytes) = match plan.kv.kv_type() {
+            KvType::F32 => (Kernel::RopeAppendF32, Kernel::AttentionF32, 4),
+            KvType::F16 => (Kernel::RopeAppendF16, Kernel::AttentionF16, 2),
+            #[allow(unreachable_patterns)]
+            other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
+        };
+        let n_blocks = plan.kv.blocks_per_layer();
+        let layer_bytes = plan.kv.total_bytes() / u64::from(d.n_layer);
+        let at = u64::from(index);
+        let kv = self.slice("kv", self.kv.blocks, at * layer_bytes..(at + 1) * layer_bytes)?;
+        let table_bytes = u64::from(n_blocks) * 4;
+        let block_table =
+            self.slice("kv table", self.kv.table, at * table_bytes..(at + 1) * table_bytes)?;
+        let args = ops::rope_append::Args {
+            qkv: arena.qkv,
+            q_norm: layer.q_norm,
+            k_norm: layer.k_norm,
+            inverse_frequencies,
+            tokens: arena.tokens,
+            block_table,
+            q: arena.q,
+            kv,
+            n_tokens: plan.n_tokens,
+            n_head: d.n_head,
+            n_kv_head: d.n_kv_head,
+            head_dim: d.head_dim,
+            n_pairs: plan.rope.n_pairs,
+            pairing: plan.rope.pairing as u32,
+            block_size: plan.kv.block_size_tokens(),
+            n_blocks,
+            kv_elem_bytes,
+            norm_eps: plan.norm_eps,
+            magnitude: plan.rope.magnitude,
+        };
+        launch!(self, "rope and kv append", rope, args);
+        let args = ops::attention::Args {
+            q: arena.q,
+            kv,
+            block_table,
+            tokens: arena.tokens,
+            partials: arena.partials,
+            n_tokens: plan.n_tokens,
+            n_head: d.n_head,
+            n_kv_head: d.n_kv_head,
+            head_dim: d.head_dim,
+            block_size: plan.kv.block_size_tokens(),
+            n_blocks,
+            max_context_tokens: plan.kv.max_context_tokens(),
+            n_segments: plan.n_segments,
+            segment_min: DeviceProfile::SEGMENT_MIN,
+            window: layer.window,
+            kv_elem_bytes,
+            scale: plan.attention_scale,
+        };
+        launch!(self, "attention", attention, args);
+        let args = ops::attention_combine::Args {
+            partials: arena.partials,
+            out: arena.attention,
+            n_tokens: plan.n_tokens,
+            n_head: d.n_head,
+            head_dim: d.head_dim,
+            n_segments: plan.n_segments,
+        };
+        launch!(self, "attention combine", Kernel::AttentionCombine, args);
+        let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
+        let residual = Epilogue::Add(arena.hidden_a);
+        self.gemv("output projection", &[layer.o], input, None, residual, arena.hidden_b, tokens)
+    }
+
+    fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), RecordError> {
+        let (plan, arena) = (self.plan, self.arena);
+        let tokens = plan.n_tokens;
+        let input = self.norm("feed-forward norm", arena.hidden_b, layer.ffn_norm, tokens)?;
+        let parts = [layer.gate, layer.up];
+        for part in parts {
+            expect("rows of gate or up", plan.dims.n_ff.into(), part.shape.n_out.into())?;
+        }
+        self.gemv("gate and up", &parts, input, None, Epilogue::Swiglu, arena.ffn_mid, tokens)?;
+        let input = self.activation("feed-forward q8", arena.ffn_mid, plan.dims.n_ff)?;
+        let residual = Epilogue::Add(arena.hidden_b);
+        self.gemv("down projection", &[layer.down], input, None, residual, arena.hidden_a, tokens)
+    }
+
+    fn head(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
+        let (plan, arena) = (self.plan, self.arena);
+        if plan.head == Head::None {
+            return Ok(());
+        }
+        let row_bytes = u64::from(plan.dims.n_embd) * 4;
+        let last = u64::from(plan.n_tokens - 1) * row_bytes;
+        let hidden = self.slice("output norm", arena.hidden_a, last..last + row_bytes)?;
+        let input = self.norm("output norm", hidden, weights.output_norm, 1)?;
+        expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
+        let output = [weights.output];
+        self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, 1)?;
+        let n_vocab = plan.dims.n_vocab;
+        if plan.head == Head::Greedy {
+            let n_slices = plan.n_slices;
+            let args = ops::argmax_slices::Args {
+                logits: arena.logits,
+                best: arena.candidates,
+                n_vocab,
+                n_slices,
+            };
+            launch!(self, "argmax", Kernel::ArgmaxSlices, args);
+            let args =
+                ops::argmax_finish::Args { best: arena.candidates, token: arena.token, n_slices };
+            launch!(self, "argmax of slices", Kernel::ArgmaxFinish, args);
+        } else {
+            let args = ops::sample::Args {
+                logits: arena.logits,
+                sampling: arena.sampling,
+                tokens: arena.tokens,
+                token: arena.token,
+                n_vocab,
+            };
+            launch!(self, "sample", Kernel::Sample, args);
+        }
+        let args = ops::advance::Args {
+            token: arena.token,
+            tokens: arena.tokens,
+            step_count: arena.step_count,
+            max_context_tokens: plan.kv.max_context_tokens(),
+        };
+        launch!(self, "advance", Kernel::Advance, args);
+        Ok(())
+    }
+
+    /// RMS norm of `x` into the form that the next matrix product reads.
+    fn norm(
+        &mut self,
+        what: &'static str,
+        x: View,
+        weight: View,
+        n_tokens: u32,
+    ) -> Result<Input, RecordError> {
+        let (arena, n, eps) = (self.arena, self.plan.dims.n_embd, self.plan.norm_eps);
+        match self.plan.numerics {
+            Numerics::Exact => {
+                let args = ops::rms_norm::Args { x, weight, y: arena.normed, n_tokens, n, eps };
+                launch!(self, what, Kernel::RmsNorm, args);
+                Ok(Input::F32(arena.normed))
+            }
+            Numerics::Q8 => {
+                let (quants, groups) = (arena.quants, arena.groups);
+                let args = ops::rms_norm_q8::Args { x, weight, quants, groups, n_tokens, n, eps };
+                launch!(self, what, Kernel::RmsNormQ8, args);
+                Ok(Input::Q8)
+            }
+        }
+    }
+
+    /// An f32 buffer in the form that the next matrix product reads.
+    fn activation(&mut self, what: &'static str, x: View, n: u32) -> Result<Input, RecordError> {
+        if self.plan.numerics == Numerics::Exact {
+            return Ok(Input::F32(x));
+        }
+        let (quants, groups) = (self.arena.quants, self.arena.groups);
+        let args = ops::quantize_q8::Args { x, quants, groups, n_tokens: self.plan.n_tokens, n };
+        launch!(self, what, Kernel::QuantizeQ8, args);
+        Ok(Input::Q8)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn gemv(
+        &mut self,
+        what: &'static str,
+        parts: &[WeightRef],
+        input: Input,
+        bias: Option<View>,
+        epilogue: Epilogue,
+        out: View,
+        n_tokens: u32,
+    ) -> Result<(), RecordError> {
+        let n_in = parts[0].shape.n_in;
+        for part in parts {
+            expect("row length", n_in.into(), part.shape.n_in.into())?;
+        }
+        let part = |index: usize| parts.get(index);
+        let ggml_type = |index| part(index).map_or(0, |w| w.weight_type.ggml_id());
+        let rows = |index| part(index).map_or(0, |w| w.shape.n_out);
+        let n_rows = match epilogue {
+            Epilogue::Swiglu => rows(0),
+            _ => rows(0) + rows(1) + rows(2),
+        };
+        let (store, residual) = match epilogue {
+            Epilogue::Add(residual) => (1, Some(residual)),
+            Epilogue::Store => (0, None),
+            Epilogue::Swiglu => (2, None),
+        };
+        /// The operations differ in their input only.
+        macro_rules! gemv {
+            ($op:ident, $kernels:expr, { $($input:tt)* }) => {{
+                let args = ops::$op::Args {
+                    w0: parts[0].view,
+                    w1: part(1).map(|w| w.view),
+                    w2: part(2).map(|w| w.view),
+                    $($input)*
+                    bias,
+                    residual,
+                    out,
+                    type0: ggml_type(0),
+                    type1: ggml_type(1),
+                    type2: ggml_type(2),
+                    n_out0: rows(0),
+                    n_out1: rows(1),
+                    n_out2: rows(2),
+                    n_rows,
+                    n_in,
+                    n_tokens,
+                };
+                launch!(self, what, $kernels[store], args);
+            }};
+        }
+        match input {
+            Input::Q8 => {
+                let kernels = [Kernel::GemvQ8Store, Kernel::GemvQ8Add, Kernel::GemvQ8Swiglu];
+                gemv!(gemv_q8, kernels, {
+                    quants: self.arena.quants,
+                    groups: self.arena.groups,
+                });
+            }
+            Input::F32(x) => {
+                let kernels = [Kernel::GemvF32Store, Kernel::GemvF32Add, Kernel::GemvF32Swiglu];
+                gemv!(gemv_f32, kernels, { x, });
+            }
+        }
+        Ok(())
+    }
+}

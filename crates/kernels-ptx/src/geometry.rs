@@ -1,0 +1,73 @@
+//! Launch geometry: a function of the problem and of what the device says about itself.
+
+/// Extent of a grid or block.
+pub type Dim3 = [u32; 3];
+
+/// What geometry may depend on; read from the device, never assumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceProfile {
+    /// Streaming multiprocessors.
+    pub sm_count: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Shared memory that one block may have, bytes.
+    pub shared_per_block_bytes: u32,
+    /// Shared memory of one SM, bytes.
+    pub shared_per_sm_bytes: u32,
+    /// Compute capability, major × 10 + minor.
+    pub compute_capability: u32,
+}
+
+impl DeviceProfile {
+    /// An RTX A2000: what the host backend records for, so that plans made without a GPU have
+    /// a definite geometry.
+    pub const A2000: Self = Self {
+        sm_count: 26,
+        l2_bytes: 3 << 20,
+        shared_per_block_bytes: 99 << 10,
+        shared_per_sm_bytes: 100 << 10,
+        compute_capability: 86,
+    };
+
+    /// Segments that attention is cut into: enough blocks for every SM at full context, never
+    /// more than the context has segments of [`Self::SEGMENT_MIN`] tokens.
+    pub fn attention_segments(&self, n_kv_head: u32, max_context_tokens: u32) -> u32 {
+        let wanted = (2 * self.sm_count).div_ceil(n_kv_head.max(1));
+        wanted.min(max_context_tokens.div_ceil(Self::SEGMENT_MIN)).max(1)
+    }
+
+    /// Fewest tokens of an attention segment.
+    pub const SEGMENT_MIN: u32 = 64;
+
+    /// Slices that argmax cuts the vocabulary into.
+    pub fn argmax_slices(&self, n_vocab: u32) -> u32 {
+        n_vocab.div_ceil(1024).clamp(1, 2 * self.sm_count)
+    }
+}
+
+/// Grid, block and dynamic shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    /// Blocks.
+    pub grid: Dim3,
+    /// Threads per block.
+    pub block: Dim3,
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+}
+
+impl Geometry {
+    pub(crate) fn grid(grid: Dim3) -> Self {
+        Self { grid, block: [1, 1, 1], shared_bytes: 0 }
+    }
+
+    pub(crate) fn threads(mut self, threads: u32) -> Self {
+        self.block = [threads, 1, 1];
+        self
+    }
+
+    /// Four warps a block, each striding over rows, at most sixteen blocks an SM.
+    pub(crate) fn rows(n_rows: u32, device: &DeviceProfile) -> Self {
+        Self::grid([n_rows.div_ceil(4).min(16 * device.sm_count).max(1), 1, 1]).threads(128)
+    }
+}

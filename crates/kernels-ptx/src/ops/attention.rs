@@ -1,0 +1,173 @@
+//! Attention over one layer of the paged KV cache, each segment of the live tokens by itself.
+//!
+//! For a token at `absolute_position` p in slot s of a ring of `max_context_tokens` slots,
+//! `n_live = min(p + 1, max_context_tokens)` slots hold tokens, and slot j holds the token of
+//! age `(s − j) mod max_context_tokens`. With a window, ages of `window` and more are not
+//! attended to. Segment g covers slots `g·S .. min((g+1)·S, n_live)` with
+//! `S = max(segment_min, ⌈n_live / n_segments⌉ rounded up to block_size)`, so that one graph
+//! serves every length. Per query head and segment, over its slots j, with
+//! `score_j = scale · q·k_j`: `partials = [max = max score_j, sum = Σ e^(score_j − max),
+//! values = Σ e^(score_j − max) · v_j]`; an empty segment is `[−∞, 0, 0…]`.
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::rope_append::CacheIndex;
+use crate::geometry::{DeviceProfile, Geometry};
+use crate::params::{ParamError, TwinArgs, kernel_params};
+use crate::table::Kernel;
+
+kernel_params! {
+    buffers {
+        /// `[n_tokens][n_head][head_dim]`.
+        read q: f32 [n_tokens * n_head * head_dim],
+        /// This layer of the KV arena.
+        read kv: u8 [n_blocks * 2 * n_kv_head * block_size * head_dim * kv_elem_bytes],
+        /// Logical to physical block of this layer.
+        read block_table: u32 [n_blocks],
+        /// [`crate::TokenParams`] of each token.
+        read tokens: u32 [n_tokens * 3],
+        /// `[n_tokens][n_head][n_segments][max, sum, head_dim values]`.
+        write partials: f32 [n_tokens * n_head * n_segments * (2 + head_dim)],
+    }
+    scalars {
+        /// Tokens of the step.
+        n_tokens: u32,
+        /// Query heads, a multiple of the key heads.
+        n_head: u32,
+        /// Key and value heads.
+        n_kv_head: u32,
+        /// Elements per head.
+        head_dim: u32,
+        /// Tokens per block.
+        block_size: u32,
+        /// Blocks of the layer.
+        n_blocks: u32,
+        /// Slots of the ring.
+        max_context_tokens: u32,
+        /// Segments.
+        n_segments: u32,
+        /// Fewest tokens of a segment.
+        segment_min: u32,
+        /// Ages attended to; 0: all.
+        window: u32,
+        /// Bytes per cached element: 4 or 2.
+        kv_elem_bytes: u32,
+        /// Factor on the scores.
+        scale: f32,
+    }
+}
+
+impl<B> Args<B> {
+    /// One block per key head, segment and token.
+    pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
+        Geometry::grid([self.n_kv_head, self.n_segments, self.n_tokens]).threads(128)
+    }
+}
+
+/// Tokens per segment.
+fn segment_tokens(n_live: u32, n_segments: u32, segment_min: u32, block_size: u32) -> u32 {
+    n_live.div_ceil(n_segments).next_multiple_of(block_size).max(segment_min)
+}
+
+pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
+    let a = Bound::bind(kernel, args)?;
+    let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
+    let record = 2 + head_dim;
+    let per_head = a.n_segments as usize * record;
+    let index =
+        CacheIndex { n_kv_head: a.n_kv_head as usize, block_size: a.block_size as usize, head_dim };
+    let one = |(row, partials): (usize, &mut [f32])| {
+        let (token, head) = (row / n_head, row % n_head);
+        let params = &a.tokens[token * 3..token * 3 + 3];
+        let n_live = (params[0].saturating_add(1)).min(a.max_context_tokens);
+        let segment = segment_tokens(n_live, a.n_segments, a.segment_min, a.block_size);
+        let q = &a.q[row * head_dim..][..head_dim];
+        let kv_head = head / (n_head / a.n_kv_head as usize);
+        for (g, partial) in partials.chunks_exact_mut(record).enumerate() {
+            let first = (g as u32).saturating_mul(segment).min(n_live);
+            let end = first.saturating_add(segment).min(n_live);
+            let live = (first..end).filter(|&slot| {
+                let age = (params[1] + a.max_context_tokens - slot) % a.max_context_tokens;
+                a.window == 0 || age < a.window
+            });
+            let rows = live.map(|slot| {
+                let at = |value| index.token(a.block_table, slot as usize, value, kv_head);
+                (at(false), at(true))
+            });
+            if kernel == Kernel::AttentionF16 {
+                segment_attention::<f16>(q, bytemuck::cast_slice(a.kv), rows, a.scale, partial);
+            } else {
+                segment_attention::<f32>(q, bytemuck::cast_slice(a.kv), rows, a.scale, partial);
+            }
+        }
+    };
+    // A handful of short heads is quicker done than handed out.
+    let work = a.tokens.chunks_exact(3).map(|t| u64::from(t[0]) + 1).max().unwrap_or(0)
+        * u64::from(a.n_tokens * a.n_head * a.head_dim);
+    if work < 1 << 16 {
+        a.partials.chunks_exact_mut(per_head).enumerate().for_each(one);
+    } else {
+        a.partials.par_chunks_exact_mut(per_head).enumerate().for_each(one);
+    }
+    Ok(())
+}
+
+trait CacheElem: Copy {
+    fn load(from: &[Self], to: &mut [f32]);
+}
+
+impl CacheElem for f32 {
+    fn load(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl CacheElem for f16 {
+    fn load(from: &[Self], to: &mut [f32]) {
+        half::slice::HalfFloatSliceExt::convert_to_f32_slice(from, to);
+    }
+}
+
+/// One pass with a running maximum; a new maximum rescales what was summed before.
+fn segment_attention<T: CacheElem>(
+    q: &[f32],
+    cache: &[T],
+    rows: impl Iterator<Item = (usize, usize)>,
+    scale: f32,
+    partial: &mut [f32],
+) {
+    let (head, values) = partial.split_at_mut(2);
+    let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0f32);
+    values.fill(0.0);
+    let mut row = vec![0.0f32; q.len()];
+    for (k, v) in rows {
+        T::load(&cache[k..k + q.len()], &mut row);
+        let score = dot(q, &row) * scale;
+        if score > max {
+            let rescale = (max - score).exp();
+            sum *= rescale;
+            values.iter_mut().for_each(|value| *value *= rescale);
+            max = score;
+        }
+        let weight = (score - max).exp();
+        sum += weight;
+        T::load(&cache[v..v + q.len()], &mut row);
+        values.iter_mut().zip(&row).for_each(|(value, v)| *value += weight * v);
+    }
+    head[0] = max;
+    head[1] = sum;
+}
+
+/// Eight running sums, which the compiler keeps in one vector register.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
+    let tail: f32 = a8.remainder().iter().zip(b8.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a8.zip(b8) {
+        for i in 0..8 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}

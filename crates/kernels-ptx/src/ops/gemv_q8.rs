@@ -1,0 +1,149 @@
+//! Matrix × q8 activations, for up to three matrices that share their input.
+//!
+//! With y = the rows of `w0`, `w1`, `w2` one after the other times x, plus `bias`:
+//! * `gemv_q8_store`: `out = y`
+//! * `gemv_q8_add`: `out = residual + y`
+//! * `gemv_q8_swiglu`: `out = silu(y of w0) · (y of w1)`, `silu(z) = z / (1 + e^−z)`
+//!
+//! Dot products of integers are exact, see [`q4k_soa::rows_dot_q8`].
+
+use q4k_soa::{Q8Group, rows_dot_q8};
+
+use super::matrix::{Parts, packed_bytes};
+use crate::geometry::{DeviceProfile, Geometry};
+use crate::params::{ParamError, TwinArgs, kernel_params};
+use crate::table::Kernel;
+
+kernel_params! {
+    buffers {
+        /// First matrix (the gate).
+        read w0: u8 [packed_bytes(type0, n_out0, n_in)],
+        /// Second matrix (up), if any.
+        maybe w1: u8 [packed_bytes(type1, n_out1, n_in)],
+        /// Third matrix, if any.
+        maybe w2: u8 [packed_bytes(type2, n_out2, n_in)],
+        /// `[n_tokens][n_in]`.
+        read quants: i8 [n_tokens * n_in],
+        /// `[n_tokens][n_in / 32]`.
+        read groups: Q8Group [n_tokens * (n_in / 32)],
+        /// One value per row of all matrices.
+        maybe bias: f32 [n_out0 + n_out1 + n_out2],
+        /// Of the add form.
+        maybe residual: f32 [n_tokens * (n_out0 + n_out1 + n_out2)],
+        /// `[n_tokens][rows]`; for the SwiGLU form rows are those of one matrix.
+        write out: f32 [n_tokens * n_rows],
+    }
+    scalars {
+        /// GGUF type of the first matrix.
+        type0: u32,
+        /// GGUF type of the second.
+        type1: u32,
+        /// GGUF type of the third.
+        type2: u32,
+        /// Rows of the first.
+        n_out0: u32,
+        /// Rows of the second, 0 if there is none.
+        n_out1: u32,
+        /// Rows of the third, 0 if there is none.
+        n_out2: u32,
+        /// Rows of the output.
+        n_rows: u32,
+        /// Input length.
+        n_in: u32,
+        /// Tokens of the step.
+        n_tokens: u32,
+    }
+}
+
+impl<B> Args<B> {
+    /// Warps stride over the rows.
+    pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
+        Geometry::rows(self.n_rows, device)
+    }
+}
+
+pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
+    let a = Bound::bind(kernel, args)?;
+    let parts = Parts::bind(
+        kernel,
+        [(Some(a.w0), a.type0, a.n_out0), (a.w1, a.type1, a.n_out1), (a.w2, a.type2, a.n_out2)],
+        a.n_in,
+    )?;
+    let n_in = a.n_in as usize;
+    let epilogue = Epilogue { kernel, bias: a.bias, residual: a.residual, n_rows: a.n_rows };
+    epilogue.run(a.out, a.n_in, |token, rows, out| {
+        let quants = &a.quants[token * n_in..][..n_in];
+        let groups = &a.groups[token * n_in / 32..][..n_in / 32];
+        parts.for_rows(rows, |matrix, rows, at| {
+            let len = rows.len();
+            rows_dot_q8(matrix, rows, quants, groups, &mut out[at..at + len]);
+        });
+    })
+}
+
+/// What both GEMV operations do with a row's sum.
+pub(super) struct Epilogue<'a> {
+    pub(super) kernel: Kernel,
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) residual: Option<&'a [f32]>,
+    pub(super) n_rows: u32,
+}
+
+impl Epilogue<'_> {
+    /// Computes `out` in parallel; `dot(token, rows, sums)` gives the bare sums.
+    pub(super) fn run(
+        &self,
+        out: &mut [f32],
+        n_in: u32,
+        dot: impl Fn(usize, std::ops::Range<u32>, &mut [f32]) + Sync,
+    ) -> Result<(), ParamError> {
+        use rayon::prelude::*;
+
+        let n_rows = self.n_rows as usize;
+        let per_task = super::matrix::rows_per_task(self.n_rows, n_in);
+        let swiglu = matches!(self.kernel, Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu);
+        let adds = matches!(self.kernel, Kernel::GemvQ8Add | Kernel::GemvF32Add);
+        if adds != self.residual.is_some() {
+            let kernel = self.kernel.name();
+            return Err(ParamError::Mismatch { kernel, param: "residual" });
+        }
+        let task = |token: usize, first: usize, out: &mut [f32]| {
+            let rows = first as u32..(first + out.len()) as u32;
+            dot(token, rows.clone(), out);
+            self.add_bias(first, out);
+            if swiglu {
+                // The up half of the rows, in pieces that fit the stack.
+                let mut up = [0.0f32; 64];
+                for (index, gate) in out.chunks_mut(64).enumerate() {
+                    let first = n_rows + first + index * 64;
+                    let up = &mut up[..gate.len()];
+                    dot(token, first as u32..(first + up.len()) as u32, up);
+                    self.add_bias(first, up);
+                    for (gate, up) in gate.iter_mut().zip(up) {
+                        *gate = *gate / (1.0 + (-*gate).exp()) * *up;
+                    }
+                }
+            }
+            if let Some(residual) = self.residual {
+                let residual = &residual[token * n_rows + first..];
+                out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
+            }
+        };
+        for (token, out) in out.chunks_exact_mut(n_rows).enumerate() {
+            if per_task >= n_rows {
+                task(token, 0, out);
+            } else {
+                out.par_chunks_mut(per_task)
+                    .enumerate()
+                    .for_each(|(index, out)| task(token, index * per_task, out));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_bias(&self, first: usize, out: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            out.iter_mut().zip(&bias[first..]).for_each(|(out, bias)| *out += bias);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! One file per operation: parameters, geometry, twin. The CUDA source of `ops/<name>.rs` is
+//! `cu/<name>.cu`.
+//!
+//! Shapes are in elements. `n_tokens` is the number of tokens a step computes; matrices of
+//! activations are `[n_tokens][n]`.
+
+pub mod advance;
+pub mod argmax_finish;
+pub mod argmax_slices;
+pub mod attention;
+pub mod attention_combine;
+pub mod embed;
+pub mod gemv_f32;
+pub mod gemv_q8;
+pub mod quantize_q8;
+pub mod rms_norm;
+pub mod rms_norm_q8;
+pub mod rope_append;
+pub mod sample;
+
+mod matrix;

@@ -1,0 +1,142 @@
+//! The one table of kernels: name, signature, version, twin.
+
+use crate::ops;
+use crate::params::{Param, ParamError, TwinArgs};
+
+type Twin = fn(Kernel, TwinArgs<'_>) -> Result<(), ParamError>;
+
+/// A row of the table.
+struct Row {
+    name: &'static str,
+    source: &'static str,
+    version: u32,
+    params: &'static [Param],
+    twin: Twin,
+}
+
+macro_rules! kernels {
+    ($( $(#[$doc:meta])* $variant:ident = $name:ident : $op:ident v $version:literal, )*) => {
+        /// A kernel of the table, which is one `.entry` of the PTX.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Kernel { $( $(#[$doc])* $variant, )* }
+
+        impl Kernel {
+            /// Every kernel, in the order of the table.
+            pub const ALL: &[Kernel] = &[ $( Kernel::$variant, )* ];
+
+            fn row(self) -> &'static Row {
+                match self {
+                    $( Kernel::$variant => {
+                        const ROW: Row = Row {
+                            name: stringify!($name),
+                            source: stringify!($op),
+                            version: $version,
+                            params: ops::$op::PARAMS,
+                            twin: ops::$op::twin,
+                        };
+                        &ROW
+                    } )*
+                }
+            }
+        }
+    };
+}
+
+kernels! {
+    /// Row gather from a quantised embedding matrix.
+    Embed = embed: embed v 1,
+    /// RMS norm, f32 out.
+    RmsNorm = rms_norm: rms_norm v 1,
+    /// RMS norm, q8 out.
+    RmsNormQ8 = rms_norm_q8: rms_norm_q8 v 1,
+    /// f32 to q8.
+    QuantizeQ8 = quantize_q8: quantize_q8 v 1,
+    /// Matrix × q8 vector.
+    GemvQ8Store = gemv_q8_store: gemv_q8 v 1,
+    /// Matrix × q8 vector, plus residual.
+    GemvQ8Add = gemv_q8_add: gemv_q8 v 1,
+    /// SwiGLU of two matrices × q8 vector.
+    GemvQ8Swiglu = gemv_q8_swiglu: gemv_q8 v 1,
+    /// Matrix × f32 vector.
+    GemvF32Store = gemv_f32_store: gemv_f32 v 1,
+    /// Matrix × f32 vector, plus residual.
+    GemvF32Add = gemv_f32_add: gemv_f32 v 1,
+    /// SwiGLU of two matrices × f32 vector.
+    GemvF32Swiglu = gemv_f32_swiglu: gemv_f32 v 1,
+    /// RoPE, and append to an f32 KV cache.
+    RopeAppendF32 = rope_append_f32: rope_append v 1,
+    /// RoPE, and append to an f16 KV cache.
+    RopeAppendF16 = rope_append_f16: rope_append v 1,
+    /// Attention over one segment of an f32 KV cache per block.
+    AttentionF32 = attention_f32: attention v 1,
+    /// Attention over one segment of an f16 KV cache per block.
+    AttentionF16 = attention_f16: attention v 1,
+    /// Sum of the segments of an attention.
+    AttentionCombine = attention_combine: attention_combine v 1,
+    /// Largest logit of each slice of the vocabulary.
+    ArgmaxSlices = argmax_slices: argmax_slices v 1,
+    /// Largest of the slices.
+    ArgmaxFinish = argmax_finish: argmax_finish v 1,
+    /// Draws the next token from the logits.
+    Sample = sample: sample v 1,
+    /// Makes the chosen token the input of the next step.
+    Advance = advance: advance v 1,
+}
+
+impl Kernel {
+    /// Name of the `.entry`.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Name of the operation: `cu/<source>.cu` and `src/ops/<source>.rs`.
+    pub fn source(self) -> &'static str {
+        self.row().source
+    }
+
+    /// Bumped whenever the meaning of a result changes; part of the graph key.
+    pub fn version(self) -> u32 {
+        self.row().version
+    }
+
+    /// The signature.
+    pub fn params(self) -> &'static [Param] {
+        self.row().params
+    }
+
+    /// Looks a kernel up by the name of its `.entry`.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kernel| kernel.name() == name)
+    }
+
+    /// Runs the CPU twin: the same function of the same arguments as the CUDA kernel.
+    pub fn run_twin(self, args: TwinArgs<'_>) -> Result<(), ParamError> {
+        (self.row().twin)(self, args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let names: HashSet<_> = Kernel::ALL.iter().map(|k| k.name()).collect();
+        assert_eq!(names.len(), Kernel::ALL.len());
+        for &kernel in Kernel::ALL {
+            assert_eq!(Kernel::by_name(kernel.name()), Some(kernel));
+            assert!(kernel.name().starts_with(kernel.source()));
+        }
+        assert_eq!(Kernel::by_name("no_such_kernel"), None);
+    }
+
+    #[test]
+    fn a_missing_argument_is_an_error_of_every_twin() {
+        for &kernel in Kernel::ALL {
+            let error = kernel.run_twin(TwinArgs::new()).unwrap_err();
+            assert!(matches!(error, ParamError::Mismatch { .. }), "{error}");
+        }
+    }
+}
