@@ -1,2 +1,71 @@
 //! Chores of this workspace: `cargo xtask <chore>`.
-fn main() {}
+
+mod build_ptx;
+mod cuda_stubs;
+mod generated;
+mod layers;
+mod manifest;
+mod nvrtc;
+mod ptx;
+mod ptx_report;
+mod toolchain;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask <chore>
+
+  layers                          fail when a crate depends on one that its layer may not
+  cuda-stubs [--check]            generate the symbols that cuda-load defines
+  build-ptx [--check]             compile crates/kernels-ptx/cu to PTX with the pinned NVRTC
+  build-ptx --verify              compare manifest, sources and PTX, without a compiler
+  build-ptx --nvcc [PATH]         the same with another compiler ($CUDA_HOME/bin/nvcc where no
+                                  PATH is given), to target/ptx-nvcc, for experiments
+  ptx-report                      registers, shared memory and spills of every shipped kernel
+
+--check changes nothing and fails when the generated files are not up to date.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = root();
+    let done = match arguments[..] {
+        ["layers"] => layers::run(&root),
+        ["cuda-stubs"] => cuda_stubs::run(&root, false),
+        ["cuda-stubs", "--check"] => cuda_stubs::run(&root, true),
+        ["build-ptx"] => build_ptx::run(&root, false),
+        ["build-ptx", "--check"] => build_ptx::run(&root, true),
+        ["build-ptx", "--verify"] => build_ptx::verify(&root),
+        ["build-ptx", "--nvcc"] => build_ptx::run_nvcc(&root, None),
+        ["build-ptx", "--nvcc", path] => build_ptx::run_nvcc(&root, Some(path.as_ref())),
+        ["ptx-report"] => ptx_report::run(&root),
+        ["--help" | "-h" | "help"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => {
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace: the folder above this package.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// Where builds go: nothing under it is ever committed.
+fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |path| root.join(path))
+}
