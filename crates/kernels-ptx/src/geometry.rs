@@ -66,6 +66,12 @@ impl Geometry {
         self
     }
 
+    /// One block per token's row of `n` elements, one thread per four of them.
+    pub(crate) fn token_rows(n_tokens: u32, n: u32) -> Self {
+        let threads = n.div_ceil(4).next_multiple_of(32).clamp(32, 1024);
+        Self::grid([n_tokens, 1, 1]).threads(threads)
+    }
+
     /// Four warps a block, each striding over rows, at most sixteen blocks an SM.
     pub(crate) fn rows(n_rows: u32, device: &DeviceProfile) -> Self {
         Self::grid([n_rows.div_ceil(4).min(16 * device.sm_count).max(1), 1, 1]).threads(128)

@@ -27,7 +27,7 @@ kernel_params! {
 impl<B> Args<B> {
     /// One block per head and token.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n_head, self.n_tokens, 1]).threads(128)
+        Geometry::grid([self.n_head, self.n_tokens, 1]).threads(256)
     }
 }
 

@@ -32,9 +32,9 @@ kernel_params! {
 }
 
 impl<B> Args<B> {
-    /// One block per 1024 elements of a token's row.
+    /// One warp per 1024 elements of a token's row.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n_embd.div_ceil(1024), self.n_tokens, 1]).threads(256)
+        Geometry::grid([self.n_embd.div_ceil(1024), self.n_tokens, 1]).threads(32)
     }
 }
 

@@ -24,9 +24,9 @@ kernel_params! {
 }
 
 impl<B> Args<B> {
-    /// One warp per group of 32.
+    /// One thread per four elements.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n.div_ceil(256), self.n_tokens, 1]).threads(256)
+        Geometry::grid([self.n.div_ceil(1024), self.n_tokens, 1]).threads(256)
     }
 }
 

@@ -26,7 +26,7 @@ kernel_params! {
 impl<B> Args<B> {
     /// One block per token.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n_tokens, 1, 1]).threads(1024)
+        Geometry::token_rows(self.n_tokens, self.n)
     }
 }
 

@@ -1,0 +1,214 @@
+// What every kernel uses: integer names, memory access, warp and block reductions, q8.
+//
+// Kernels take pointers as Global<T> and declare shared arrays with SHARED(T, name, count), so
+// that the host build (../shim) can put checked pointers in their place. Accesses wider than an
+// element go through load, store and load_constant. Nothing else is special: no headers of the
+// toolkit are needed, and no fast-math option is allowed.
+#pragma once
+
+using u8 = unsigned char;
+using i8 = signed char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i32 = int;
+using u64 = unsigned long long;
+
+#ifndef KERNEL_SHIM
+
+// No __restrict__: it would let the compiler move reads above wait_for_inputs().
+template <class T>
+using Global = T*;
+
+#define SHARED(T, name, count) __shared__ __align__(16) T name[count]
+
+// The V at an address, in one access; the address is a multiple of V's size.
+template <class V, class T>
+__device__ __forceinline__ V load(const T* from) {
+    return *reinterpret_cast<const V*>(from);
+}
+
+template <class V, class T>
+__device__ __forceinline__ void store(T* to, V value) {
+    *reinterpret_cast<V*>(to) = value;
+}
+
+// As load, of memory that no kernel of the step writes: weights. Allowed before wait_for_inputs().
+template <class V, class T>
+__device__ __forceinline__ V load_constant(const T* from) {
+    return __ldg(reinterpret_cast<const V*>(from));
+}
+
+__device__ __forceinline__ float half_to_float(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ u16 float_to_half(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Returns when the kernels before this one are complete and what they wrote is visible. Comes
+// before any access to memory that another kernel of the step writes or reads.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel's blocks move in as soon as there is room, up to their own wait.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif  // KERNEL_SHIM
+
+// Activations of 32 elements: element i is about scale * quant[i], scaled_sum = scale * sum of
+// the quants.
+struct __align__(8) Q8Group {
+    float scale, scaled_sum;
+};
+
+// A logit with its token.
+struct __align__(8) Candidate {
+    float value;
+    u32 index;
+};
+
+// Per-token parameters: words of tokens[3 * token + ..].
+constexpr u32 POSITION = 0, RING_SLOT = 1, TOKEN_ID = 2, TOKEN_WORDS = 3;
+
+constexpr u32 ALL_LANES = 0xffffffff;
+
+// The start of every kernel that has nothing to fetch before its inputs are there.
+__device__ __forceinline__ void begin() {
+    wait_for_inputs();
+    let_next_start();
+}
+
+__device__ __forceinline__ u32 lane_id() {
+    return threadIdx.x % 32;
+}
+
+__device__ __forceinline__ u32 warp_id() {
+    return threadIdx.x / 32;
+}
+
+__device__ __forceinline__ u32 div_ceil(u32 a, u32 b) {
+    return a / b + (a % b != 0);
+}
+
+__device__ __forceinline__ float infinity() {
+    return __uint_as_float(0x7f800000);
+}
+
+// Not contracted to one rounding: the same bits as the CPU twin.
+__device__ __forceinline__ float mul_then_add(float a, float b, float c) {
+    return __fadd_rn(__fmul_rn(a, b), c);
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+    for (u32 offset = 16; offset > 0; offset /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, offset);
+    }
+    return value;
+}
+
+__device__ __forceinline__ u64 warp_max(u64 value) {
+    for (u32 offset = 16; offset > 0; offset /= 2) {
+        const u64 other = __shfl_xor_sync(ALL_LANES, value, offset);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+// Sum over a block of whole warps, in every thread. One call per kernel: a second one would need
+// a barrier before it.
+__device__ __forceinline__ float block_sum(float value) {
+    SHARED(float, partial, 32);
+    value = warp_sum(value);
+    if (lane_id() == 0) {
+        partial[warp_id()] = value;
+    }
+    __syncthreads();
+    return warp_sum(lane_id() < blockDim.x / 32 ? float(partial[lane_id()]) : 0.0f);
+}
+
+__device__ __forceinline__ float inverse_rms(float sum_of_squares, u32 n, float eps) {
+    return 1.0f / sqrtf(sum_of_squares / n + eps);
+}
+
+// Floats as integers of the same order. NaN counts as -infinity; -0 is below +0.
+__device__ __forceinline__ u32 ordered_bits(float value) {
+    const u32 bits = __float_as_uint(value == value ? value : -infinity());
+    return bits ^ (bits >> 31 ? 0xffffffff : 0x80000000);
+}
+
+__device__ __forceinline__ float from_ordered_bits(u32 bits) {
+    return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000 : 0xffffffff));
+}
+
+// Four quants of a group of 32, with what the group has in common.
+struct Q8Quad {
+    u32 quants;  // element i in byte i
+    i32 sum;     // of the 32 quants
+    float scale;
+};
+
+// Quantises groups of 32, eight lanes a group and four elements a lane, as
+// q4k_soa::quantize_q8 does. All lanes of a warp call it.
+//
+//   scale = amax / 127, quant = round_half_even(x * (127 / amax))
+//   amax < 2^-100: all zero; NaN or infinity in the group: quants 0, scale NaN
+__device__ __forceinline__ Q8Quad quantize_quad(float4 x) {
+    const u32 magnitude = 0x7fffffff;
+    u32 amax_bits = max(max(__float_as_uint(x.x) & magnitude, __float_as_uint(x.y) & magnitude),
+                        max(__float_as_uint(x.z) & magnitude, __float_as_uint(x.w) & magnitude));
+    for (u32 offset = 4; offset > 0; offset /= 2) {
+        amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, offset));
+    }
+    const float amax = __uint_as_float(amax_bits);
+    const bool finite = amax_bits < 0x7f800000;
+    const bool tiny = amax < 0x1p-100f;
+    const float inverse = finite && !tiny ? 127.0f / amax : 0.0f;
+    Q8Quad quad = {0, 0, finite ? (tiny ? 0.0f : amax / 127.0f) : __uint_as_float(0x7fc00000)};
+    if (finite) {
+        const i32 quants[4] = {__float2int_rn(x.x * inverse), __float2int_rn(x.y * inverse),
+                               __float2int_rn(x.z * inverse), __float2int_rn(x.w * inverse)};
+        for (u32 i = 0; i < 4; i++) {
+            quad.quants |= (quants[i] & 0xff) << (8 * i);
+            quad.sum += quants[i];
+        }
+    }
+    for (u32 offset = 4; offset > 0; offset /= 2) {
+        quad.sum += __shfl_xor_sync(ALL_LANES, quad.sum, offset);
+    }
+    return quad;
+}
+
+// The group that a scale and a sum of quants make; a NaN scale is kept as it is.
+__device__ __forceinline__ Q8Group q8_group(float scale, i32 sum) {
+    return {scale, scale == scale ? scale * float(sum) : scale};
+}
+
+// Where the elements of one token's head begin in a layer of the paged KV cache,
+// [physical block][K, V][kv head][token in block][dim], in elements.
+struct CacheIndex {
+    Global<const u32> block_table;
+    u32 n_kv_head, block_size, head_dim;
+
+    __device__ __forceinline__ u64 key(u32 slot, u32 head) const {
+        return at(slot, 0, head);
+    }
+    __device__ __forceinline__ u64 value(u32 slot, u32 head) const {
+        return at(slot, 1, head);
+    }
+    __device__ __forceinline__ u64 at(u32 slot, u32 part, u32 head) const {
+        const u64 plane = (u64(block_table[slot / block_size]) * 2 + part) * n_kv_head + head;
+        return (plane * block_size + slot % block_size) * head_dim;
+    }
+};
