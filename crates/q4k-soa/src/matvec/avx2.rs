@@ -1,23 +1,520 @@
-//! AVX2.
+//! AVX2 with FMA and F16C, for the types whose weights are small integers; the rest is the plain
+//! code compiled for these instructions.
+//!
+//! Work goes by *octets* of eight groups, 256 weights. Two groups of nibbles fill a register: 16
+//! bytes of one in the lower lane, of the next in the upper. So the activations are arranged once
+//! per call to lie the same way, and every weight byte is loaded once, masked, and multiplied.
+//! A row that does not end with a whole octet gets its last groups padded with zeros.
 
+#![allow(unsafe_code)]
+
+use alloc::vec::Vec;
+use core::arch::x86_64::*;
 use core::ops::Range;
 
-use crate::{PackedMatrix, Q8Group};
+use super::scalar;
+use crate::block::k_scales::scales_and_mins;
+use crate::block::{
+    BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K,
+    BlockQ6K, BlockQ8_0, Float, Grouped, HalfBytes,
+};
+use crate::{GROUP_ELEMS, PackedMatrix, Q8Group, WeightType};
 
+/// Whether the processor has what this module needs.
 pub(super) fn available() -> bool {
-    false
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
+/// [`rows_dot_q8`](super::rows_dot_q8) of checked arguments; false where the processor is too old.
 pub(super) fn rows_dot_q8(
-    _: &PackedMatrix<'_>,
-    _: Range<u32>,
-    _: &[i8],
-    _: &[Q8Group],
-    _: &mut [f32],
+    matrix: &PackedMatrix<'_>,
+    rows: Range<u32>,
+    quants: &[i8],
+    groups: &[Q8Group],
+    out: &mut [f32],
 ) -> bool {
-    available()
+    if !available() {
+        return false;
+    }
+    // SAFETY: the processor has all the features that these functions enable.
+    unsafe {
+        match matrix.weight_type() {
+            WeightType::F32 => dot_q8_float::<BlockF32>(matrix, rows, quants, groups, out),
+            WeightType::F16 => dot_q8_float::<BlockF16>(matrix, rows, quants, groups, out),
+            WeightType::Bf16 => dot_q8_float::<BlockBf16>(matrix, rows, quants, groups, out),
+            WeightType::Q4_0 => dot_q4_0(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q4_1 => dot_q4_1(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q5_0 => dot_q5_0(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q5_1 => dot_q5_1(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q8_0 => dot_q8_0(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q4K => dot_q4_k(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q5K => dot_q5_k(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q6K => dot_q6_k(matrix, rows, &arrange(quants, groups), out),
+        }
+    }
+    true
 }
 
-pub(super) fn rows_dot_f32(_: &PackedMatrix<'_>, _: Range<u32>, _: &[f32], _: &mut [f32]) -> bool {
-    available()
+/// [`rows_dot_f32`](super::rows_dot_f32) of checked arguments; false where the processor is too
+/// old.
+pub(super) fn rows_dot_f32(
+    matrix: &PackedMatrix<'_>,
+    rows: Range<u32>,
+    x: &[f32],
+    out: &mut [f32],
+) -> bool {
+    if !available() {
+        return false;
+    }
+    // SAFETY: the processor has all the features that these functions enable.
+    unsafe {
+        match matrix.weight_type() {
+            WeightType::F32 => dot_f32_float::<BlockF32>(matrix, rows, x, out),
+            WeightType::F16 => dot_f32_float::<BlockF16>(matrix, rows, x, out),
+            WeightType::Bf16 => dot_f32_float::<BlockBf16>(matrix, rows, x, out),
+            WeightType::Q4_0 => dot_f32_grouped::<BlockQ4_0>(matrix, rows, x, out),
+            WeightType::Q4_1 => dot_f32_grouped::<BlockQ4_1>(matrix, rows, x, out),
+            WeightType::Q5_0 => dot_f32_grouped::<BlockQ5_0>(matrix, rows, x, out),
+            WeightType::Q5_1 => dot_f32_grouped::<BlockQ5_1>(matrix, rows, x, out),
+            WeightType::Q8_0 => dot_f32_grouped::<BlockQ8_0>(matrix, rows, x, out),
+            WeightType::Q4K => dot_f32_grouped::<BlockQ4K>(matrix, rows, x, out),
+            WeightType::Q5K => dot_f32_grouped::<BlockQ5K>(matrix, rows, x, out),
+            WeightType::Q6K => dot_f32_grouped::<BlockQ6K>(matrix, rows, x, out),
+        }
+    }
+    true
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_q8_float<B: Float>(
+    matrix: &PackedMatrix<'_>,
+    rows: Range<u32>,
+    quants: &[i8],
+    groups: &[Q8Group],
+    out: &mut [f32],
+) {
+    for (row, out) in rows.zip(out) {
+        *out = scalar::dot_q8_float::<B>(matrix.row_planes(row), quants, groups);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_f32_float<B: Float>(m: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
+    for (row, out) in rows.zip(out) {
+        *out = scalar::dot_f32_float::<B>(m.row_planes(row), x);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_f32_grouped<B: Grouped>(m: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
+    for (row, out) in rows.zip(out) {
+        *out = scalar::dot_f32_grouped::<B>(m.row_planes(row), x);
+    }
+}
+
+/// Groups that are multiplied together.
+const OCTET_GROUPS: usize = 8;
+
+/// The activations of eight groups, arranged.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+struct Octet {
+    pairs: [Pair; 4],
+    scales: [f32; 8],
+    scaled_sums: [f32; 8],
+    /// Of a group's quants, for types whose integers carry a bias.
+    sums: [i32; 8],
+    /// Of 16 quants each, for Q6_K.
+    half_sums: [i16; 16],
+}
+
+/// Two neighbouring groups: the first halves of both, then the second halves of both.
+#[derive(Clone, Copy)]
+struct Pair {
+    first: [i8; 32],
+    second: [i8; 32],
+}
+
+impl Octet {
+    const ZERO: Self = Self {
+        pairs: [Pair { first: [0; 32], second: [0; 32] }; 4],
+        scales: [0.0; 8],
+        scaled_sums: [0.0; 8],
+        sums: [0; 8],
+        half_sums: [0; 16],
+    };
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn arrange(quants: &[i8], groups: &[Q8Group]) -> Vec<Octet> {
+    let quants = quants.as_chunks::<GROUP_ELEMS>().0.chunks(OCTET_GROUPS);
+    let octets = quants.zip(groups.chunks(OCTET_GROUPS)).map(|(quants, groups)| {
+        let mut octet = Octet::ZERO;
+        for (index, (quants, group)) in quants.iter().zip(groups).enumerate() {
+            let pair = &mut octet.pairs[index / 2];
+            let lane = 16 * (index % 2)..16 * (index % 2) + 16;
+            pair.first[lane.clone()].copy_from_slice(&quants[..16]);
+            pair.second[lane].copy_from_slice(&quants[16..]);
+            octet.scales[index] = group.scale;
+            octet.scaled_sums[index] = group.scaled_sum;
+            let sum = |half: &[i8]| half.iter().map(|&quant| i16::from(quant)).sum::<i16>();
+            let sums = [sum(&quants[..16]), sum(&quants[16..])];
+            octet.half_sums[2 * index..2 * index + 2].copy_from_slice(&sums);
+            octet.sums[index] = i32::from(sums[0]) + i32::from(sums[1]);
+        }
+        octet
+    });
+    octets.collect()
+}
+
+/// The rows of a type: `$octet` is called with eight groups of activations and the bytes that
+/// they meet in each plane.
+macro_rules! rows_of {
+    ($name:ident, $octet:ident, $($plane:ident: $bytes:literal),+) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $name(matrix: &PackedMatrix<'_>, rows: Range<u32>, x: &[Octet], out: &mut [f32]) {
+            for (row, out) in rows.zip(out) {
+                let [$($plane,)+ ..] = matrix.row_planes(row);
+                $( let $plane = $plane.as_chunks::<$bytes>(); )+
+                let mut sums = Sums::zero();
+                let whole = first!($($plane),+).0.len();
+                for (index, x) in x[..whole].iter().enumerate() {
+                    sums.$octet(x, $(&$plane.0[index]),+);
+                }
+                if let Some(x) = x.get(whole) {
+                    $(
+                        let mut padded = [0; $bytes];
+                        padded[..$plane.1.len()].copy_from_slice($plane.1);
+                        let $plane = padded;
+                    )+
+                    sums.$octet(x, $(&$plane),+);
+                }
+                *out = sums.total();
+            }
+        }
+    };
+}
+
+macro_rules! first {
+    ($first:ident $(, $rest:ident)*) => {
+        $first
+    };
+}
+
+rows_of!(dot_q4_0, q4_0, quants: 128, d: 16);
+rows_of!(dot_q4_1, q4_1, quants: 128, d: 32);
+rows_of!(dot_q5_0, q5_0, quants: 128, high: 32, d: 16);
+rows_of!(dot_q5_1, q5_1, quants: 128, high: 32, d: 32);
+rows_of!(dot_q8_0, q8_0, quants: 256, d: 16);
+rows_of!(dot_q4_k, q4_k, quants: 128, scales: 12, d: 4);
+rows_of!(dot_q5_k, q5_k, quants: 128, high: 32, scales: 12, d: 4);
+rows_of!(dot_q6_k, q6_k, low: 128, high: 64, scales: 16, d: 2);
+
+/// A row's result so far, group i of every octet in element i.
+#[derive(Clone, Copy)]
+struct Sums {
+    products: __m256,
+    offsets: __m256,
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn zero() -> Self {
+        Self { products: _mm256_setzero_ps(), offsets: _mm256_setzero_ps() }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn total(self) -> f32 {
+        let sums = _mm256_add_ps(self.products, self.offsets);
+        let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+        let sums = _mm_add_ps(sums, _mm_movehl_ps(sums, sums));
+        _mm_cvtss_f32(_mm_add_ss(sums, _mm_movehdup_ps(sums)))
+    }
+
+    /// Adds `dots * d * scale_x`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_products(&mut self, x: &Octet, dots: __m256i, d: __m256) {
+        let scales = _mm256_mul_ps(d, load_floats(&x.scales));
+        self.products = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scales, self.products);
+    }
+
+    /// Adds `offset * scaled_sum_x`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_offsets(&mut self, x: &Octet, offsets: __m256) {
+        self.offsets = _mm256_fmadd_ps(offsets, load_floats(&x.scaled_sums), self.offsets);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q4_0(&mut self, x: &Octet, quants: &[u8; 128], d: &[u8; 16]) {
+        let dots = without_bias::<8>(x, dots_4(x, quants));
+        self.add_products(x, dots, halves(d));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q4_1(&mut self, x: &Octet, quants: &[u8; 128], d: &[u8; 32]) {
+        let [d, m] = half_pairs(d);
+        self.add_products(x, dots_4(x, quants), d);
+        self.add_offsets(x, m);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q5_0(&mut self, x: &Octet, quants: &[u8; 128], high: &[u8; 32], d: &[u8; 16]) {
+        let dots = without_bias::<16>(x, dots_5(x, quants, high));
+        self.add_products(x, dots, halves(d));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q5_1(&mut self, x: &Octet, quants: &[u8; 128], high: &[u8; 32], d: &[u8; 32]) {
+        let [d, m] = half_pairs(d);
+        self.add_products(x, dots_5(x, quants, high), d);
+        self.add_offsets(x, m);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q8_0(&mut self, x: &Octet, quants: &[u8; 256], d: &[u8; 16]) {
+        self.add_products(x, dots_8(x, quants), halves(d));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q4_k(&mut self, x: &Octet, quants: &[u8; 128], scales: &[u8; 12], d: &[u8; 4]) {
+        self.add_k(x, dots_4(x, quants), scales, d);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q5_k(
+        &mut self,
+        x: &Octet,
+        quants: &[u8; 128],
+        high: &[u8; 32],
+        scales: &[u8; 12],
+        d: &[u8; 4],
+    ) {
+        self.add_k(x, dots_5(x, quants, high), scales, d);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_k(&mut self, x: &Octet, dots: __m256i, scales: &[u8; 12], d: &[u8; 4]) {
+        let [scales, mins] = scales_and_mins(scales)
+            .map(|bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))));
+        let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*d)));
+        let d = _mm256_broadcastss_ps(halves);
+        let minus_dmin = _mm_xor_ps(_mm_movehdup_ps(halves), _mm_set1_ps(-0.0));
+        self.add_products(x, dots, _mm256_mul_ps(d, scales));
+        self.add_offsets(x, _mm256_mul_ps(_mm256_broadcastss_ps(minus_dmin), mins));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q6_k(
+        &mut self,
+        x: &Octet,
+        low: &[u8; 128],
+        high: &[u8; 64],
+        scales: &[u8; 16],
+        d: &[u8; 2],
+    ) {
+        let scales = _mm256_cvtepi8_epi16(load_16(scales));
+        // Four groups' scales in both lanes, for the pairs 0 and 1, and 2 and 3.
+        let by_pairs = [
+            _mm256_permute2x128_si256::<0x00>(scales, scales),
+            _mm256_permute2x128_si256::<0x11>(scales, scales),
+        ];
+        let mut dots = [_mm256_setzero_si256(); 4];
+        for (pair, dots) in dots.iter_mut().enumerate() {
+            let bytes = load_pair(low, pair);
+            let high = load_16(&high.as_chunks::<16>().0[pair]);
+            // Each group's 8 bytes twice in its lane: for weights 0..8 and 8..16, 16..24 and 24..32.
+            let high = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(high));
+            let mask = _mm256_set1_epi8(0x30);
+            let left = _mm256_sllv_epi64(high, _mm256_set_epi64x(2, 4, 2, 4));
+            let right = _mm256_srlv_epi64(high, _mm256_set_epi64x(2, 0, 2, 0));
+            let first = _mm256_or_si256(low_nibbles(bytes), _mm256_and_si256(left, mask));
+            let second = _mm256_or_si256(high_nibbles(bytes), _mm256_and_si256(right, mask));
+
+            let x = &x.pairs[pair];
+            let scales = by_pairs[pair / 2];
+            let place = _mm256_set1_epi8(8 * (pair % 2) as i8);
+            let scale = |half: __m256i| _mm256_shuffle_epi8(scales, _mm256_add_epi8(place, half));
+            let of_first = scale(_mm256_setr_m128i(_mm_set1_epi16(0x0100), _mm_set1_epi16(0x0504)));
+            let of_second =
+                scale(_mm256_setr_m128i(_mm_set1_epi16(0x0302), _mm_set1_epi16(0x0706)));
+            *dots = _mm256_add_epi32(
+                _mm256_madd_epi16(_mm256_maddubs_epi16(first, load_i8(&x.first)), of_first),
+                _mm256_madd_epi16(_mm256_maddubs_epi16(second, load_i8(&x.second)), of_second),
+            );
+        }
+        // All with q in 0..64; the bias of 32 leaves in one step.
+        let bias = _mm256_madd_epi16(scales, load_i16(&x.half_sums));
+        let dots = _mm256_sub_epi32(by_group(dots), _mm256_slli_epi32::<5>(bias));
+        self.add_products(x, dots, _mm256_set1_ps(HalfBytes(*d).to_f32()));
+    }
+}
+
+/// Dot products of eight groups of nibbles, group i in element i.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dots_4(x: &Octet, quants: &[u8; 128]) -> __m256i {
+    let mut dots = [_mm256_setzero_si256(); 4];
+    for (pair, dots) in dots.iter_mut().enumerate() {
+        let bytes = load_pair(quants, pair);
+        *dots = dot_pair(&x.pairs[pair], low_nibbles(bytes), high_nibbles(bytes));
+    }
+    by_group(dots)
+}
+
+/// As [`dots_4`], with a fifth bit per weight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dots_5(x: &Octet, quants: &[u8; 128], high: &[u8; 32]) -> __m256i {
+    let byte_of = |first: i64, second: i64| {
+        _mm256_setr_epi64x(
+            0x0101_0101_0101_0101 * first,
+            0x0101_0101_0101_0101 * (first + 1),
+            0x0101_0101_0101_0101 * second,
+            0x0101_0101_0101_0101 * (second + 1),
+        )
+    };
+    let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let mut dots = [_mm256_setzero_si256(); 4];
+    for (pair, dots) in dots.iter_mut().enumerate() {
+        let bytes = load_pair(quants, pair);
+        let words = _mm256_set1_epi64x(i64::from_le_bytes(high.as_chunks::<8>().0[pair]));
+        let fifth = |bytes: __m256i| {
+            let bits = _mm256_and_si256(_mm256_shuffle_epi8(words, bytes), bit_of_byte);
+            let set = _mm256_cmpeq_epi8(bits, bit_of_byte);
+            _mm256_and_si256(set, _mm256_set1_epi8(16))
+        };
+        let first = _mm256_or_si256(low_nibbles(bytes), fifth(byte_of(0, 4)));
+        let second = _mm256_or_si256(high_nibbles(bytes), fifth(byte_of(2, 6)));
+        *dots = dot_pair(&x.pairs[pair], first, second);
+    }
+    by_group(dots)
+}
+
+/// As [`dots_4`], of signed bytes. Both factors may be -128, so they are widened first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dots_8(x: &Octet, quants: &[u8; 256]) -> __m256i {
+    let quants = quants.as_chunks::<16>().0;
+    let mut dots = [_mm256_setzero_si256(); 8];
+    for (group, dots) in dots.iter_mut().enumerate() {
+        let pair = &x.pairs[group / 2];
+        let widened = |bytes: &[u8; 16]| _mm256_cvtepi8_epi16(load_16(bytes));
+        let lane = |half: &[i8; 32]| {
+            let bytes: &[u8; 32] = bytemuck::cast_ref(half);
+            widened(&bytes.as_chunks::<16>().0[group % 2])
+        };
+        *dots = _mm256_add_epi32(
+            _mm256_madd_epi16(widened(&quants[2 * group]), lane(&pair.first)),
+            _mm256_madd_epi16(widened(&quants[2 * group + 1]), lane(&pair.second)),
+        );
+    }
+    let [a, b, c, d, e, f, g, h] = dots;
+    let add = |a, b| _mm256_hadd_epi32(a, b);
+    let first = add(add(a, b), add(c, d));
+    let second = add(add(e, f), add(g, h));
+    _mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(first, second),
+        _mm256_permute2x128_si256::<0x31>(first, second),
+    )
+}
+
+/// Four partial dot products per lane. Unsigned weights below 32: the sums of four products stay
+/// within i16 (4 · 31 · 128 = 15872).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dot_pair(x: &Pair, first: __m256i, second: __m256i) -> __m256i {
+    let sums = _mm256_add_epi16(
+        _mm256_maddubs_epi16(first, load_i8(&x.first)),
+        _mm256_maddubs_epi16(second, load_i8(&x.second)),
+    );
+    _mm256_madd_epi16(sums, _mm256_set1_epi16(1))
+}
+
+/// The partial sums of four pairs, added up and in the order of the groups.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn by_group([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    // The lower lane has the even groups, the upper one the odd.
+    let sums = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+}
+
+/// From dot products with q to ones with q − BIAS.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn without_bias<const BIAS: i32>(x: &Octet, dots: __m256i) -> __m256i {
+    let bias = _mm256_mullo_epi32(load_i32(&x.sums), _mm256_set1_epi32(BIAS));
+    _mm256_sub_epi32(dots, bias)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn low_nibbles(bytes: __m256i) -> __m256i {
+    _mm256_and_si256(bytes, _mm256_set1_epi8(15))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn high_nibbles(bytes: __m256i) -> __m256i {
+    _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), _mm256_set1_epi8(15))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn halves(bytes: &[u8; 16]) -> __m256 {
+    _mm256_cvtph_ps(load_16(bytes))
+}
+
+/// Eight pairs of halves, the first ones and the second ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_pairs(bytes: &[u8; 32]) -> [__m256; 2] {
+    let [a, b] = [0, 1].map(|i| halves(&bytes.as_chunks::<16>().0[i]));
+    // Two at a time come from each lane of a and b; then they are put in order.
+    let in_order =
+        |mixed| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(mixed)));
+    [
+        in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)),
+        in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load_pair(quants: &[u8; 128], pair: usize) -> __m256i {
+    load_i8(bytemuck::cast_ref(&quants.as_chunks::<32>().0[pair]))
+}
+
+macro_rules! loads {
+    ($($name:ident: $from:ty => $to:ty, $load:ident;)+) => { $(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $name(from: &$from) -> $to {
+            // SAFETY: the reference is to as many bytes as are loaded; any alignment will do.
+            unsafe { $load(from.as_ptr().cast()) }
+        }
+    )+ };
+}
+
+loads! {
+    load_16: [u8; 16] => __m128i, _mm_loadu_si128;
+    load_i8: [i8; 32] => __m256i, _mm256_loadu_si256;
+    load_i16: [i16; 16] => __m256i, _mm256_loadu_si256;
+    load_i32: [i32; 8] => __m256i, _mm256_loadu_si256;
+    load_floats: [f32; 8] => __m256, _mm256_loadu_ps;
 }
