@@ -14,7 +14,7 @@ use crate::ptx::{Ptx, normalised};
 use crate::toolchain::{self, Toolchain};
 
 const COMMAND: &str = "cargo xtask build-ptx";
-/// What [`modules`] writes: a line per module for `include!` in Rust.
+/// What [`rust`] writes: a line per module for `include!` in Rust.
 const RUST_FILE: &str = "modules.rs";
 /// On the first line of a source: flags for this file alone.
 const FLAGS_MARK: &str = "// build-ptx:";

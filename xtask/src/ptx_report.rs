@@ -47,7 +47,9 @@ fn report(folder: &Path, toolchain: &Toolchain) -> Result<()> {
         let processors = PROCESSORS.iter().find(|known| known.0 == target);
         let (_, processors) = processors.with_context(|| format!("{file}: unknown target"))?;
         for processor in *processors {
-            for usage in assemble(&toolchain.ptxas(), &folder.join(file), processor)? {
+            let mut usages = assemble(&toolchain.ptxas(), &folder.join(file), processor)?;
+            usages.sort_by(|a, b| a.kernel.cmp(&b.kernel));
+            for usage in usages {
                 let spills = usage.spill_store_bytes + usage.spill_load_bytes;
                 println!(
                     "{file:width$}  {processor:6}  {:32}  {:>4}  {:>6}  {:>5}  {spills:>6}",
