@@ -1,5 +1,6 @@
 //! A whole GGUF: metadata, tensors, and where their bytes are.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -79,7 +80,16 @@ impl Gguf {
 
     /// Reads a GGUF that is part of the program. Its header and data are used where they are.
     pub fn from_static(bytes: &'static [u8]) -> Result<Self, GgufError> {
-        let part = Part::read(Source::Static(bytes), 0)?;
+        Self::from_memory(Cow::Borrowed(bytes))
+    }
+
+    /// Reads a GGUF from bytes that the program has made or received.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self, GgufError> {
+        Self::from_memory(Cow::Owned(bytes))
+    }
+
+    fn from_memory(bytes: Cow<'static, [u8]>) -> Result<Self, GgufError> {
+        let part = Part::read(Source::Memory(bytes), 0)?;
         split::refuse_parts(&part)?;
         Self::from_parts(vec![part])
     }
@@ -158,11 +168,11 @@ impl Gguf {
         Ok(out)
     }
 
-    /// The tensor's bytes where they are, if the model is part of the program.
-    pub fn tensor_static(&self, tensor: &TensorInfo) -> Option<&'static [u8]> {
-        let Source::Static(bytes) = &self.sources[tensor.part as usize] else { return None };
+    /// The tensor's bytes where they are, if the model is in memory anyway.
+    pub fn tensor_bytes(&self, tensor: &TensorInfo) -> Option<&[u8]> {
+        let Source::Memory(bytes) = &self.sources[tensor.part as usize] else { return None };
         let end = tensor.offset_bytes + tensor.n_bytes;
-        Some(&bytes[tensor.offset_bytes as usize..end as usize])
+        bytes.get(tensor.offset_bytes as usize..end as usize)
     }
 
     /// Whether all files still look as they did when they were opened; see

@@ -22,8 +22,8 @@ pub(super) struct HeaderReader<'s> {
 impl<'s> HeaderReader<'s> {
     pub(super) fn new(source: &'s Source) -> Self {
         let bytes = match source {
-            Source::Static(bytes) => Cow::Borrowed(*bytes),
-            Source::File(_) => Cow::Owned(Vec::new()),
+            Source::Memory(Cow::Borrowed(bytes)) => Cow::Borrowed(*bytes),
+            _ => Cow::Owned(Vec::new()),
         };
         Self { source, bytes, position: 0 }
     }

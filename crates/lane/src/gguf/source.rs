@@ -1,5 +1,6 @@
 //! Where the bytes of a GGUF come from.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,15 +8,15 @@ use std::time::SystemTime;
 
 use super::GgufError;
 
-/// Bytes at known positions: a file on disk, or a model that is part of the program.
+/// Bytes at known positions: a file on disk, or a model that is in memory anyway.
 ///
 /// Positioned reads need no shared cursor, so one source serves many threads at once.
 #[derive(Debug)]
 pub enum Source {
     /// A regular file.
     File(FileSource),
-    /// Bytes inside the program.
-    Static(&'static [u8]),
+    /// Bytes in memory, mostly those of a model that is part of the program.
+    Memory(Cow<'static, [u8]>),
 }
 
 /// An open file, with what it looked like when it was opened.
@@ -50,7 +51,7 @@ impl Source {
     pub fn len_bytes(&self) -> u64 {
         match self {
             Self::File(file) => file.len_bytes,
-            Self::Static(bytes) => bytes.len() as u64,
+            Self::Memory(bytes) => bytes.len() as u64,
         }
     }
 
@@ -67,7 +68,7 @@ impl Source {
             return Err(beyond());
         }
         match self {
-            Self::Static(bytes) => {
+            Self::Memory(bytes) => {
                 // Both ends are at most the length of a slice, so they fit usize.
                 out.copy_from_slice(&bytes[offset_bytes as usize..end as usize]);
                 Ok(())
@@ -96,11 +97,11 @@ impl Source {
         Ok(())
     }
 
-    /// The file's path; `None` for bytes inside the program.
+    /// The file's path; `None` for bytes in memory.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::File(file) => Some(&file.path),
-            Self::Static(_) => None,
+            Self::Memory(_) => None,
         }
     }
 }

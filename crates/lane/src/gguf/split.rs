@@ -65,12 +65,12 @@ pub(super) fn join(first: Part, path: &Path) -> Result<Gguf, GgufError> {
     Gguf::from_parts(parts)
 }
 
-/// Refuses a part of a split model where there are no files beside it.
+/// Refuses a part of a split model where no files can be beside it.
 pub(super) fn refuse_parts(part: &Part) -> Result<(), GgufError> {
     match Place::of(&part.metadata)? {
         None => Ok(()),
         Some(Place { number, count }) => Err(GgufError::BadSplit {
-            what: format!("part {} of {count} is embedded alone", number.saturating_add(1)),
+            what: format!("part {} of {count} came without the others", number.saturating_add(1)),
         }),
     }
 }

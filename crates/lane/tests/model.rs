@@ -1,0 +1,357 @@
+//! Models from files: described when they are whole, refused by name when they are not.
+
+mod draft;
+
+use draft::{Draft, F16, F32, Q4_K, Val};
+use lane::gguf::Gguf;
+use lane::model::{Architecture, Model, ModelError, RopePairing, RopeScaling, scan_scales};
+use lane::synth::{self, Mix, Shape};
+use q4k_soa::WeightType;
+
+static WHALE: &[u8] = include_bytes!("../models/whale-5.8m-q4_k_m.gguf");
+
+fn model(draft: &Draft) -> Result<Model, ModelError> {
+    Model::from_gguf(&Gguf::from_vec(draft.bytes())?)
+}
+
+/// The draft of a Llama after `change`, which has to be refused.
+fn refused(change: impl FnOnce(&mut Draft)) -> ModelError {
+    let mut draft = Draft::llama();
+    change(&mut draft);
+    let error = model(&draft).unwrap_err();
+    assert!(!error.to_string().contains('\n'));
+    error
+}
+
+#[test]
+fn the_whale() {
+    let gguf = Gguf::from_static(WHALE).unwrap();
+    let model = Model::from_gguf(&gguf).unwrap();
+    let config = &model.config;
+    assert_eq!(config.arch, Architecture::Llama);
+    assert_eq!(config.name, "whale-union 5.8M");
+    assert_eq!((config.n_layer, config.n_embd, config.n_ff), (6, 256, 768));
+    assert_eq!((config.n_head, config.n_kv_head, config.head_dim), (4, 2, 64));
+    assert_eq!((config.n_vocab, config.context_length), (4096, 512));
+    assert_eq!((config.norm_eps, config.embedding_scale), (1e-5, 1.0));
+    assert_eq!((config.q_elems(), config.kv_elems()), (256, 128));
+    assert_eq!((config.rope.dims, config.rope.base), (64, 10000.0));
+    assert_eq!(config.rope.pairing, RopePairing::Adjacent);
+    assert_eq!(config.rope.scaling, RopeScaling::None);
+    assert!(model.tied_output() && model.rope_freqs.is_none());
+    assert!(model.extra_tensors.is_empty());
+    assert_eq!(model.layers.len(), 6);
+    assert_eq!(model.embed.ty, WeightType::Q6K);
+    assert_eq!(model.layers[2].v.ty, WeightType::Q6K);
+    assert_eq!(model.layers[2].down.info(&gguf).name(), "blk.2.ffn_down.weight");
+    assert_eq!((model.layers[2].down.n_out, model.layers[2].down.n_in), (256, 768));
+    assert_eq!(model.label(), "llama 5.8M Q4_K - Medium");
+    assert_eq!(model.matrices().count(), 1 + 6 * 7);
+    assert_eq!(model.vectors().count(), 1 + 6 * 2);
+
+    // Everything in the file is read for a token, and one row of the embedding twice.
+    let all: u64 = gguf.tensors().iter().map(|tensor| tensor.n_bytes()).sum();
+    assert_eq!(model.bytes_per_token(), all + 210);
+    for matrix in model.matrices() {
+        assert_eq!(matrix.n_bytes(), matrix.info(&gguf).n_bytes());
+        let scan = scan_scales(&gguf, &matrix).unwrap();
+        assert!(scan.n_scales > 0);
+        assert_eq!(scan.non_finite, 0);
+    }
+}
+
+#[test]
+fn untied_output_and_rope_factors() {
+    let mut draft = Draft::llama();
+    draft.tensor("output.weight", &[256, 8], 14).tensor("rope_freqs.weight", &[32], F32);
+    let model = model(&draft).unwrap();
+    assert!(!model.tied_output());
+    assert_eq!((model.output.ty, model.embed.ty), (WeightType::Q6K, WeightType::Q4K));
+    assert_eq!(model.rope_freqs.unwrap().n_elems, 32);
+    // The output whole, and one row of the embedding.
+    let layers: u64 =
+        model.layers.iter().flat_map(|layer| layer.matrices()).map(|m| m.n_bytes()).sum();
+    let vectors = 4 * (256 * 5 + 32);
+    assert_eq!(model.bytes_per_token(), layers + vectors + 8 * 210 + 144);
+}
+
+#[test]
+fn what_the_file_does_not_say() {
+    let mut draft = Draft::llama();
+    for key in [
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+        "rope.freq_base",
+        "rope.dimension_count",
+        "vocab_size",
+    ] {
+        draft.remove_key(&format!("llama.{key}"));
+    }
+    draft.remove_key("general.name").remove_key("tokenizer.ggml.tokens");
+    for layer in 0..2 {
+        for own in ["attn_k", "attn_v"] {
+            draft.tensor(&format!("blk.{layer}.{own}.weight"), &[256, 256], Q4_K);
+        }
+    }
+    let model = model(&draft).unwrap();
+    assert_eq!((model.config.n_kv_head, model.config.head_dim), (4, 64));
+    assert_eq!((model.config.rope.dims, model.config.rope.base), (64, 10000.0));
+    assert_eq!((model.config.norm_eps, model.config.name.as_str()), (1e-5, "llama"));
+    assert_eq!(model.label(), "llama 1.3M");
+}
+
+#[test]
+fn keys_of_other_widths_and_per_layer_lists() {
+    let mut draft = Draft::llama();
+    draft
+        .key("llama.block_count", Val::I32(2))
+        .key("llama.embedding_length", Val::U64(256))
+        .key("llama.context_length", Val::I64(64))
+        .key("llama.attention.head_count_kv", Val::I32s(vec![2, 2]))
+        .key("llama.rope.freq_base", Val::U32(10000));
+    assert_eq!(model(&draft).unwrap().config.n_kv_head, 2);
+    let error = refused(|draft| {
+        draft.key("llama.attention.head_count_kv", Val::I32s(vec![2, 4]));
+    });
+    assert!(matches!(error, ModelError::UnsupportedFeature { .. }), "{error}");
+}
+
+#[test]
+fn missing_keys() {
+    for key in [
+        "general.architecture",
+        "llama.block_count",
+        "llama.context_length",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+    ] {
+        let error = refused(|draft| {
+            draft.remove_key(key);
+        });
+        assert!(matches!(&error, ModelError::MissingKey { key: k } if k == key), "{error}");
+    }
+}
+
+#[test]
+fn missing_tensors() {
+    let required: Vec<String> = Draft::llama().tensors.into_iter().map(|t| t.name).collect();
+    for name in required {
+        let error = refused(|draft| {
+            draft.remove_tensor(&name);
+        });
+        assert!(matches!(&error, ModelError::MissingTensor { tensor } if *tensor == name));
+    }
+    // More layers than there are; the count is not believed.
+    let error = refused(|draft| {
+        draft.key("llama.block_count", Val::U32(u32::MAX));
+    });
+    assert!(error.to_string().contains("blk.2.attn_norm.weight"), "{error}");
+}
+
+#[test]
+fn contradictions() {
+    let shapes: Vec<(String, Vec<u64>, u32)> =
+        Draft::llama().tensors.into_iter().map(|t| (t.name, t.dims, t.type_id)).collect();
+    for (name, dims, type_id) in shapes {
+        for axis in 0..dims.len() {
+            let mut wrong = dims.clone();
+            wrong[axis] *= 2;
+            let error = refused(|draft| {
+                draft.tensor(&name, &wrong, type_id);
+            });
+            assert!(error.to_string().contains(&name) || name == "token_embd.weight", "{error}");
+        }
+    }
+    for (key, value) in [
+        ("llama.embedding_length", 512),
+        ("llama.feed_forward_length", 256),
+        ("llama.attention.head_count", 8),
+        ("llama.attention.head_count", 3),
+        ("llama.attention.head_count_kv", 4),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.attention.key_length", 32),
+        ("llama.attention.key_length", u32::MAX),
+        ("llama.attention.value_length", 32),
+        ("llama.vocab_size", 9),
+        ("llama.rope.dimension_count", 63),
+        ("llama.rope.dimension_count", 66),
+        ("llama.rope.dimension_count", 0),
+    ] {
+        refused(|draft| {
+            draft.key(key, Val::U32(value));
+        });
+    }
+    let error = refused(|draft| {
+        let tokens = (0..9).map(|id| format!("t{id}")).collect();
+        draft.key("tokenizer.ggml.tokens", Val::Strs(tokens));
+    });
+    assert!(error.to_string().contains("9 tokens"), "{error}");
+    for key in ["block_count", "context_length", "embedding_length", "attention.head_count"] {
+        let error = refused(|draft| {
+            draft.key(&format!("llama.{key}"), Val::U32(0));
+        });
+        assert!(matches!(error, ModelError::BadValue { .. }), "{key}: {error}");
+    }
+    for eps in [-1.0, f32::NAN, f32::INFINITY] {
+        let error = refused(|draft| {
+            draft.key("llama.attention.layer_norm_rms_epsilon", Val::F32(eps));
+        });
+        assert!(matches!(error, ModelError::BadValue { .. }), "{error}");
+    }
+    for base in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let error = refused(|draft| {
+            draft.key("llama.rope.freq_base", Val::F32(base));
+        });
+        assert!(matches!(error, ModelError::BadValue { .. }), "{error}");
+    }
+}
+
+#[test]
+fn other_architectures_are_named() {
+    let error = refused(|draft| {
+        draft.key("general.architecture", Val::Str("mamba"));
+    });
+    let message = error.to_string();
+    assert!(message.contains("mamba") && message.contains("supported: llama"), "{message}");
+}
+
+#[test]
+fn unsupported_types_are_named() {
+    for (type_id, name) in [(16, "IQ2_XXS"), (34, "TQ1_0"), (28, "F64")] {
+        let mut draft = Draft::llama();
+        draft.tensor("blk.1.ffn_up.weight", &[256, 512], type_id);
+        let mut bytes = draft.bytes();
+        // The draft does not know these blocks; there is room enough for any of them.
+        bytes.resize(bytes.len() + (4 << 20), 0);
+        let at = draft.tensors.iter().position(|t| t.type_id == type_id).unwrap();
+        draft.tensors[at].offset = Some(2 << 20);
+        let mut bytes = draft.bytes();
+        bytes.resize(bytes.len() + (4 << 20), 0);
+        let gguf = Gguf::from_vec(bytes).unwrap();
+        let message = Model::from_gguf(&gguf).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("blk.1.ffn_up.weight"), "{message}");
+        assert!(message.contains("Q4_K"), "{message}");
+    }
+    let error = refused(|draft| {
+        draft.tensor("output_norm.weight", &[256], F16);
+    });
+    assert!(matches!(error, ModelError::UnsupportedType { found: "F16", .. }), "{error}");
+}
+
+#[test]
+fn extra_tensors_are_reported_or_refused() {
+    let mut draft = Draft::llama();
+    draft.tensor("blk.0.attn_rot_embd", &[64], F32).tensor("notes", &[3, 3], F32);
+    assert_eq!(model(&draft).unwrap().extra_tensors, ["blk.0.attn_rot_embd", "notes"]);
+    for name in [
+        "blk.0.attn_q.bias",
+        "blk.1.ffn_down.bias",
+        "output.bias",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.0.ffn_up_exps.weight",
+        "blk.0.attn_q_norm.weight",
+        "rope_factors_long.weight",
+        "blk.0.attn_sub_norm.weight",
+    ] {
+        let error = refused(|draft| {
+            draft.tensor(name, &[256], F32);
+        });
+        assert!(matches!(&error, ModelError::UnsupportedTensor { tensor } if tensor == name));
+    }
+    for (key, value) in [("expert_count", Val::U32(8)), ("attention.causal", Val::Bool(false))] {
+        let error = refused(|draft| {
+            draft.key(&format!("llama.{key}"), value);
+        });
+        assert!(matches!(error, ModelError::UnsupportedFeature { .. }), "{error}");
+    }
+}
+
+#[test]
+fn rope_scaling() {
+    let scaling = |pairs: &[(&str, Val)]| {
+        let mut draft = Draft::llama();
+        for (key, value) in pairs {
+            draft.key(&format!("llama.rope.{key}"), value.clone());
+        }
+        model(&draft).map(|model| model.config.rope.scaling)
+    };
+    let kind = |kind| ("scaling.type", Val::Str(kind));
+    let factor = |factor| ("scaling.factor", Val::F32(factor));
+    assert_eq!(scaling(&[kind("none"), factor(4.0)]).unwrap(), RopeScaling::None);
+    assert_eq!(scaling(&[kind("linear")]).unwrap(), RopeScaling::None);
+    assert_eq!(scaling(&[factor(0.0)]).unwrap(), RopeScaling::None);
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    assert_eq!(scaling(&[kind("linear"), factor(4.0)]).unwrap(), linear);
+    assert_eq!(scaling(&[factor(4.0)]).unwrap(), linear);
+    assert_eq!(scaling(&[("scale_linear", Val::F32(4.0))]).unwrap(), linear);
+    let yarn = scaling(&[
+        kind("yarn"),
+        factor(4.0),
+        ("scaling.original_context_length", Val::U32(16)),
+        ("scaling.yarn_beta_fast", Val::F32(16.0)),
+    ]);
+    let expected = RopeScaling::Yarn {
+        factor: 4.0,
+        original_context_tokens: 16,
+        beta_fast: 16.0,
+        beta_slow: 1.0,
+        attention_factor: 1.0,
+    };
+    assert_eq!(yarn.unwrap(), expected);
+    let error = scaling(&[kind("longrope")]).unwrap_err();
+    assert!(error.to_string().contains("longrope"), "{error}");
+    assert!(scaling(&[factor(f32::NAN)]).is_err());
+    assert!(scaling(&[factor(-2.0)]).is_err());
+}
+
+fn synth(shape: Shape, mix: Mix, seed: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut last = 0;
+    synth::write(shape, mix, seed, &mut bytes, |written| last = written).unwrap();
+    assert_eq!(bytes.len() as u64, synth::file_bytes(shape, mix, seed));
+    assert!(last > 0 && last < bytes.len() as u64);
+    bytes
+}
+
+#[test]
+fn synthetic_models_are_whole_models() {
+    for mix in Mix::ALL {
+        let bytes = synth(Shape::Tiny, mix, 1);
+        assert!(bytes.len() < 1_300_000);
+        let gguf = Gguf::from_vec(bytes).unwrap();
+        let model = Model::from_gguf(&gguf).unwrap();
+        assert_eq!(model.config.n_head / model.config.n_kv_head, 4);
+        assert!(model.tied_output() && model.extra_tensors.is_empty());
+        assert_eq!(model.rope_freqs.unwrap().n_elems, model.config.rope.dims / 2);
+        let q6k = model.matrices().filter(|matrix| matrix.ty == WeightType::Q6K).count();
+        assert_eq!(q6k, if mix == Mix::Q4KM { 3 } else { 0 });
+        assert_eq!(model.matrices().filter(|m| m.ty == WeightType::Q4K).count(), 15 - q6k);
+        let tokens = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
+        assert_eq!(tokens.len() as u32, model.config.n_vocab);
+        for matrix in model.matrices() {
+            let info = matrix.info(&gguf);
+            assert_eq!(scan_scales(&gguf, &matrix).unwrap().non_finite, 0);
+            let bytes = gguf.tensor_bytes(info).unwrap();
+            let mut weights = vec![0.0; info.n_elems() as usize];
+            q4k_soa::dequantize(matrix.ty, bytes, &mut weights).unwrap();
+            let n = weights.len() as f64;
+            let mean = weights.iter().map(|&w| f64::from(w)).sum::<f64>() / n;
+            let square = weights.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>() / n;
+            // Scaled so that the output of a matrix is as large as its input.
+            let gain = square * f64::from(matrix.n_in);
+            assert!((0.93..1.07).contains(&gain), "{}: {gain}", info.name());
+            assert!(mean.abs() < 0.05 * square.sqrt(), "{}: mean {mean}", info.name());
+        }
+    }
+}
+
+#[test]
+fn synthetic_models_depend_on_the_seed_alone() {
+    let one = synth(Shape::Tiny, Mix::Q4KM, 1);
+    assert_eq!(one, synth(Shape::Tiny, Mix::Q4KM, 1));
+    assert_ne!(one, synth(Shape::Tiny, Mix::Q4KM, 2));
+    let threads = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap();
+    assert_eq!(one, threads(1).install(|| synth(Shape::Tiny, Mix::Q4KM, 1)));
+    assert_eq!(one, threads(3).install(|| synth(Shape::Tiny, Mix::Q4KM, 1)));
+}
