@@ -16,9 +16,9 @@ pub struct Arena {
     id: SlabId,
     capacity_bytes: u64,
     used_bytes: u64,
-    permanent_end_bytes: u64,
+    permanent: Mark,
     /// Where the innermost running transaction began; nothing below it may be rewound.
-    transaction_start_bytes: u64,
+    transaction: Mark,
     high_water_bytes: u64,
     rewinds: RewindHistory,
     entries: Vec<Entry>,
@@ -27,6 +27,13 @@ pub struct Arena {
     names: String,
     /// Counting only: the report at the highest use so far that was rewound.
     peak: Option<Box<Report>>,
+}
+
+/// A height of the arena. The count tells apart what the bytes do not: empty allocations.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    bytes: u64,
+    allocations: usize,
 }
 
 struct Entry {
@@ -49,9 +56,10 @@ pub(crate) struct Placement {
 
 /// What a transaction needs to come back to.
 pub(crate) struct Savepoint {
-    checkpoint: Checkpoint,
-    permanent_end_bytes: u64,
-    outer_start_bytes: u64,
+    slab: SlabId,
+    start: Mark,
+    permanent: Mark,
+    outer: Mark,
 }
 
 impl Arena {
@@ -62,8 +70,8 @@ impl Arena {
             id: SlabId::fresh(),
             capacity_bytes,
             used_bytes: 0,
-            permanent_end_bytes: 0,
-            transaction_start_bytes: 0,
+            permanent: Mark::default(),
+            transaction: Mark::default(),
             high_water_bytes: 0,
             rewinds: RewindHistory::default(),
             entries: Vec::new(),
@@ -113,7 +121,7 @@ impl Arena {
     /// End of the permanent region, where the transient one starts. It only grows.
     #[must_use]
     pub fn permanent_end_bytes(&self) -> u64 {
-        self.permanent_end_bytes
+        self.permanent.bytes
     }
 
     /// See [`Allocate::allocate`].
@@ -205,7 +213,7 @@ impl Arena {
     /// As [`Allocate::rewind`].
     #[inline]
     pub fn rewind(&mut self, checkpoint: Checkpoint) -> Result<(), SlabError> {
-        let Checkpoint { slab, birth, offset_bytes, .. } = checkpoint;
+        let Checkpoint { slab, birth, offset_bytes, allocations } = checkpoint;
         if slab != self.id {
             return Err(SlabError::ForeignCheckpoint { checkpoint_slab: slab, slab: self.id });
         }
@@ -213,7 +221,7 @@ impl Arena {
             return Err(SlabError::StaleCheckpoint { offset_bytes, rewound_to_bytes });
         }
         self.check_floor(offset_bytes)?;
-        self.lower_to(offset_bytes, checkpoint.allocations);
+        self.lower_to(Mark { bytes: offset_bytes, allocations });
         Ok(())
     }
 
@@ -223,39 +231,40 @@ impl Arena {
     ///
     /// [`SlabError::BelowTransaction`] inside a transaction that began above it.
     pub fn rewind_transient(&mut self) -> Result<(), SlabError> {
-        let target_bytes = self.permanent_end_bytes;
-        self.check_floor(target_bytes)?;
-        self.lower_to(target_bytes, self.entries.len());
+        self.check_floor(self.permanent.bytes)?;
+        self.lower_to(self.permanent);
         Ok(())
     }
 
     #[inline]
     fn check_floor(&self, target_bytes: u64) -> Result<(), SlabError> {
-        if target_bytes < self.permanent_end_bytes {
+        if target_bytes < self.permanent.bytes {
             return Err(SlabError::BelowPermanentEnd {
                 target_bytes,
-                permanent_end_bytes: self.permanent_end_bytes,
+                permanent_end_bytes: self.permanent.bytes,
             });
         }
-        if target_bytes < self.transaction_start_bytes {
+        if target_bytes < self.transaction.bytes {
             return Err(SlabError::BelowTransaction {
                 target_bytes,
-                transaction_start_bytes: self.transaction_start_bytes,
+                transaction_start_bytes: self.transaction.bytes,
             });
         }
         Ok(())
     }
 
-    /// Lowers the use to `target_bytes`, keeping at most the first `allocations` entries.
+    /// Lowers the arena to a target at or above the floor.
     #[inline]
-    fn lower_to(&mut self, target_bytes: u64, allocations: usize) {
+    fn lower_to(&mut self, target: Mark) {
         if self.peak.is_some() {
             self.remember_peak();
         }
-        // The count alone would do, were it not for empty allocations: they share their offset with
-        // their neighbours, so two checkpoints at one offset may differ in count.
-        let mut kept = allocations.min(self.entries.len());
-        while kept > 0 && self.entries[kept - 1].end_bytes() > target_bytes {
+        // Empty allocations share their offset with their neighbours, so a target at the height of
+        // the floor may be older than an empty one below the floor, and one may count empty ones that
+        // have since been rewound and replaced.
+        let floor = self.permanent.allocations.max(self.transaction.allocations);
+        let mut kept = target.allocations.max(floor).min(self.entries.len());
+        while kept > 0 && self.entries[kept - 1].end_bytes() > target.bytes {
             kept -= 1;
         }
         if let Some(first_gone) = self.entries.get(kept) {
@@ -263,16 +272,16 @@ impl Arena {
             self.entries.truncate(kept);
         }
         // Every valid view ends at or below the use, so a rewind to it takes nothing from anybody.
-        if target_bytes < self.used_bytes {
-            self.rewinds.record(target_bytes);
-            self.used_bytes = target_bytes;
+        if target.bytes < self.used_bytes {
+            self.rewinds.record(target.bytes);
+            self.used_bytes = target.bytes;
         }
     }
 
     /// See [`Allocate::seal`].
     pub fn seal(&mut self) -> u64 {
-        self.permanent_end_bytes = self.used_bytes;
-        self.permanent_end_bytes
+        self.permanent = self.mark();
+        self.permanent.bytes
     }
 
     /// Checks that a view belongs to this arena and that no rewind went below its end since.
@@ -345,28 +354,28 @@ impl Arena {
         transaction::run(self, body)
     }
 
+    fn mark(&self) -> Mark {
+        Mark { bytes: self.used_bytes, allocations: self.entries.len() }
+    }
+
     pub(crate) fn begin(&mut self) -> Savepoint {
-        let savepoint = Savepoint {
-            checkpoint: self.checkpoint(),
-            permanent_end_bytes: self.permanent_end_bytes,
-            outer_start_bytes: self.transaction_start_bytes,
-        };
-        self.transaction_start_bytes = self.used_bytes;
-        savepoint
+        let start = self.mark();
+        let outer = core::mem::replace(&mut self.transaction, start);
+        Savepoint { slab: self.id, start, permanent: self.permanent, outer }
     }
 
     pub(crate) fn commit(&mut self, savepoint: &Savepoint) {
         // Another arena may have been put in this one's place; then there is nothing to end here.
-        if savepoint.checkpoint.slab == self.id {
-            self.transaction_start_bytes = savepoint.outer_start_bytes;
+        if savepoint.slab == self.id {
+            self.transaction = savepoint.outer;
         }
     }
 
     pub(crate) fn roll_back(&mut self, savepoint: &Savepoint) {
-        if savepoint.checkpoint.slab == self.id {
-            self.commit(savepoint);
-            self.permanent_end_bytes = savepoint.permanent_end_bytes;
-            self.lower_to(savepoint.checkpoint.offset_bytes, savepoint.checkpoint.allocations);
+        if savepoint.slab == self.id {
+            self.permanent = savepoint.permanent;
+            self.lower_to(savepoint.start);
+            self.transaction = savepoint.outer;
         }
     }
 
@@ -377,7 +386,7 @@ impl Arena {
             name: self.name(index).to_string(),
             offset_bytes: entry.offset_bytes,
             len_bytes: entry.len_bytes,
-            permanent: entry.end_bytes() <= self.permanent_end_bytes,
+            permanent: index < self.permanent.allocations,
         });
         Report {
             capacity_bytes: self.capacity_bytes,
@@ -385,7 +394,7 @@ impl Arena {
             used_bytes: self.used_bytes,
             free_bytes: self.free_bytes(),
             high_water_bytes: self.high_water_bytes,
-            permanent_end_bytes: self.permanent_end_bytes,
+            permanent_end_bytes: self.permanent.bytes,
             alignment_bytes: self.used_bytes
                 - self.entries.iter().map(|entry| entry.len_bytes).sum::<u64>(),
             allocations: allocations.collect(),
@@ -449,7 +458,7 @@ impl fmt::Debug for Arena {
             .field("id", &self.id)
             .field("capacity_bytes", &self.capacity_bytes)
             .field("used_bytes", &self.used_bytes)
-            .field("permanent_end_bytes", &self.permanent_end_bytes)
+            .field("permanent_end_bytes", &self.permanent.bytes)
             .field("high_water_bytes", &self.high_water_bytes)
             .field("allocations", &self.entries.len())
             .finish_non_exhaustive()

@@ -275,8 +275,10 @@ impl<M: DeviceMemory> Slab<M> {
         offset_bytes: u64,
         len: usize,
     ) -> Result<Range<u64>, SlabError> {
-        let end_bytes = offset_bytes.saturating_add(len as u64);
-        self.resolve(view.slice(offset_bytes..end_bytes)?)
+        // The whole view must be valid, not only the part: a cover speaks for more than its start.
+        self.arena.check(view)?;
+        let part = view.slice(offset_bytes..offset_bytes.saturating_add(len as u64))?;
+        Ok(part.offset_bytes()..part.end_bytes())
     }
 
     #[cold]
