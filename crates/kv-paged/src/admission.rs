@@ -9,7 +9,8 @@ pub enum Reserve {
     /// The prompt: more sequences run, and some may have to be preempted.
     #[default]
     Prompt,
-    /// The maximum length, of running sequences too: nothing is ever preempted.
+    /// The maximum length, of running sequences too: nothing ever has to be preempted, unless
+    /// sequences are forked or swapped in besides.
     Maximum,
 }
 
@@ -163,25 +164,40 @@ impl Planner {
 
     /// Blocks of each group that requests may have.
     fn room(&self, policy: &AdmissionPolicy) -> [u32; MAX_GROUPS] {
-        let running = self.sequences.iter().any(|(_, sequence)| !sequence.swapped);
         let mut room = [0; MAX_GROUPS];
         for (group, room) in room.iter_mut().enumerate().take(self.pools.len()) {
-            let reserved = self.sequences.iter().filter(|(_, s)| !s.swapped).map(|(id, s)| {
+            let pool = &self.pools[group];
+            let (mut peaks, mut held, mut running) = (0, 0, 0);
+            for (id, sequence) in self.sequences.iter().filter(|(_, s)| !s.swapped) {
                 let target = match policy.reserve {
-                    Reserve::Prompt => s.prompt_tokens.max(s.len()),
-                    Reserve::Maximum => s.max_tokens,
+                    Reserve::Prompt => sequence.prompt_tokens.max(sequence.len()),
+                    Reserve::Maximum => sequence.max_tokens,
                 };
                 let peak = self.peak_blocks(group, target, policy);
-                u64::from(peak.saturating_sub(self.kept(id.row as usize, group).count() as u32))
-            });
-            let mut taken: u64 = reserved.sum();
-            if running {
+                peaks += u64::from(peak);
+                held += u64::from(self.lasting_blocks(id.row as usize, group).min(peak));
+                running += 1;
+            }
+            // What slides out of one window may stay in another, so there only the blocks count,
+            // not who holds them.
+            let held = if self.spans[group].is_full() { held } else { pool.used_blocks().into() };
+            let mut taken = peaks.saturating_sub(held);
+            if running > 0 {
                 taken += u64::from(policy.watermark_blocks);
             }
-            let available = self.pools[group].available_blocks();
-            *room = available.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
+            let taken = u32::try_from(taken).unwrap_or(u32::MAX);
+            *room = pool.available_blocks().saturating_sub(taken);
         }
         room
+    }
+
+    /// Blocks that the sequence has and need not copy before it appends.
+    fn lasting_blocks(&self, row: usize, group: usize) -> u32 {
+        let len = self.sequences[row].len();
+        let block_size = self.config.block_size_tokens();
+        let copied = !len.is_multiple_of(block_size)
+            && self.pools[group].refs(self.table.get(row, group, len / block_size)) > 1;
+        self.kept(row, group).count() as u32 - u32::from(copied)
     }
 
     fn judge(
@@ -210,18 +226,14 @@ impl Planner {
         let found = self.longest_match(request.prompt, request.salt);
         let mut needed = [0; MAX_GROUPS];
         for (group, pool) in self.pools.iter().enumerate() {
-            let span = self.spans[group];
-            let from = span.first_needed(found.blocks * self.config.block_size_tokens());
-            // Only a cached block that somebody uses is had without one less for others.
+            // Only a cached block that somebody uses is had without one less for others, and only
+            // where it does not slide away from one of the two.
             let mut in_use = 0;
-            let mut node = found.tip;
-            for logical in (0..found.blocks).rev() {
-                let Some(at) = node else { break };
-                let kept = logical < span.sink_blocks || logical >= from;
-                in_use += u32::from(kept && pool.refs(self.prefix.block(at, group)) > 0);
-                node = self.prefix.parent(at);
+            if self.spans[group].is_full() {
+                let path = core::iter::successors(found.tip, |&node| self.prefix.parent(node));
+                in_use = path.filter(|&node| pool.refs(self.prefix.block(node, group)) > 0).count();
             }
-            needed[group] = self.peak_blocks(group, target, policy).saturating_sub(in_use);
+            needed[group] = self.peak_blocks(group, target, policy).saturating_sub(in_use as u32);
             if needed[group] > room[group] {
                 return Verdict::WaitForBlocks {
                     group: GroupId(group as u32),

@@ -48,8 +48,10 @@ impl LayerGroup {
     ) -> u32 {
         let all = len_tokens.div_ceil(block_size_tokens);
         let Some(window) = self.window_tokens else { return all };
-        // The oldest visible position may be the last token of its block.
-        let visible = (window as u64 + chunk_tokens as u64).div_ceil(block_size_tokens as u64) + 1;
+        // The window before the chunk's first token, and the chunk; the oldest of these positions
+        // may be the last of its block.
+        let tokens = window as u64 - 1 + chunk_tokens as u64;
+        let visible = tokens.saturating_sub(1).div_ceil(block_size_tokens as u64) + 1;
         let kept = self.sink_tokens.div_ceil(block_size_tokens) as u64 + visible;
         if kept < all as u64 { kept as u32 } else { all }
     }
@@ -62,7 +64,7 @@ pub struct PlannerConfig {
     max_sequences: u32,
     max_context_tokens: u32,
     block_size_tokens: u32,
-    prefix_cache: bool,
+    prefix_nodes: Option<u32>,
     hash_seed: u64,
 }
 
@@ -79,7 +81,7 @@ impl PlannerConfig {
             max_sequences,
             max_context_tokens,
             block_size_tokens: DEFAULT_BLOCK_SIZE_TOKENS,
-            prefix_cache: true,
+            prefix_nodes: None,
             hash_seed: 0,
         }
         .validated()
@@ -90,9 +92,12 @@ impl PlannerConfig {
         Self { block_size_tokens: tokens, ..self }.validated()
     }
 
-    /// The same planner with or without the prefix cache.
-    pub fn with_prefix_cache(self, prefix_cache: bool) -> Self {
-        Self { prefix_cache, ..self }
+    /// The same planner with a prefix cache that remembers at most this many blocks of tokens;
+    /// 0 is no prefix cache. The default is as many as there are blocks, so that no block is
+    /// forgotten before it is needed for something else. Each costs about 50 bytes of host memory
+    /// and its tokens.
+    pub fn with_prefix_nodes(self, nodes: u32) -> Self {
+        Self { prefix_nodes: Some(nodes), ..self }
     }
 
     /// The same planner with another seed of the content hashes. Hits are confirmed by the tokens
@@ -159,9 +164,17 @@ impl PlannerConfig {
         self.block_size_tokens
     }
 
-    /// Whether computed blocks are kept for later sequences with the same prefix.
-    pub fn prefix_cache(&self) -> bool {
-        self.prefix_cache
+    /// Blocks of tokens that the prefix cache remembers at most.
+    pub fn prefix_nodes(&self) -> u32 {
+        let default = || {
+            let blocks = self.groups.iter().fold(0_u32, |sum, g| sum.saturating_add(g.blocks));
+            if self.groups.iter().any(|g| g.window_tokens.is_none()) {
+                return blocks;
+            }
+            // No group holds every block of a sequence, so there are more of tokens than of keys.
+            blocks.saturating_add(self.max_sequences.saturating_mul(self.blocks_per_sequence()))
+        };
+        self.prefix_nodes.unwrap_or_else(default)
     }
 
     /// The seed of the content hashes.

@@ -70,13 +70,7 @@ impl Planner {
         let rows = config.max_sequences() as usize;
         let columns = config.blocks_per_sequence() as usize;
         let blocks = groups.iter().map(|g| g.blocks as usize).fold(0, usize::saturating_add);
-        let nodes = match (config.prefix_cache(), groups.iter().any(|g| g.window_tokens.is_none()))
-        {
-            (false, _) => 0,
-            (true, true) => blocks,
-            // No group holds every block of a sequence, so nodes outnumber blocks.
-            (true, false) => blocks + rows * columns,
-        };
+        let nodes = config.prefix_nodes() as usize;
         Self {
             pools: groups.iter().map(|g| BlockPool::new(g.blocks)).collect(),
             hosts: groups.iter().map(|g| HostPool::new(g.host_blocks)).collect(),
@@ -84,7 +78,13 @@ impl Planner {
             sequences: Sequences::new(config.max_sequences()),
             released_to: alloc::vec![0; rows * groups.len()],
             host_heads: alloc::vec![u32::MAX; rows * groups.len()],
-            prefix: PrefixCache::new(config.hash_seed(), block_size, groups.len(), nodes, blocks),
+            prefix: PrefixCache::new(
+                config.hash_seed(),
+                block_size,
+                groups.len(),
+                nodes,
+                nodes.min(blocks),
+            ),
             table: DeviceTable::new(rows + 1, groups.len(), columns),
             transfers: Vec::new(),
             stats: PrefixStats::default(),
@@ -134,6 +134,12 @@ impl Planner {
         self.stats.asked_tokens += request.prompt.len() as u64;
         self.stats.hit_tokens += u64::from(cached_tokens);
         Ok(Created { id, cached_tokens })
+    }
+
+    /// Tokens of a prompt that a sequence created now would start with. Looking does not count as
+    /// use.
+    pub fn cached_prefix_tokens(&self, prompt: &[u32], salt: u64) -> u32 {
+        self.longest_match(prompt, salt).blocks * self.config.block_size_tokens()
     }
 
     /// Adds tokens that the next step is to compute, and the blocks that they need. A block that
@@ -309,13 +315,10 @@ impl Planner {
     /// its id. A smaller number changes nothing.
     pub fn grow_pool(&mut self, group: GroupId, blocks: u32) -> Result<(), PlanError> {
         let index = self.check_group(group)?;
-        let more = blocks.saturating_sub(self.config.groups()[index].blocks);
-        if more > 0 {
+        if blocks > self.config.groups()[index].blocks {
             self.pools[index].grow(blocks);
             self.config.grow_pool(index, blocks);
-            if self.prefix.is_enabled() {
-                self.prefix.raise_capacity(more as usize);
-            }
+            self.prefix.set_capacity(self.config.prefix_nodes() as usize);
         }
         Ok(())
     }

@@ -77,8 +77,8 @@ impl PrefixCache {
         self.live
     }
 
-    pub(crate) fn raise_capacity(&mut self, by: usize) {
-        self.capacity = self.capacity.saturating_add(by).min(NONE as usize);
+    pub(crate) fn set_capacity(&mut self, capacity: usize) {
+        self.capacity = capacity.min(NONE as usize);
     }
 
     /// The content hash of `tokens` after `parent`.

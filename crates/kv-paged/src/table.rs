@@ -15,8 +15,11 @@ pub struct BlockTable {
 impl BlockTable {
     /// Logical block `i` is physical block `i`, in every layer.
     pub fn identity(config: &PagedKvConfig) -> Self {
-        let blocks = config.blocks_per_layer();
-        Self::of(config, (0..config.n_layer()).flat_map(|_| 0..blocks).collect())
+        let mut entries = Vec::with_capacity(config.table_entries() as usize);
+        for _ in 0..config.n_layer() {
+            entries.extend(0..config.blocks_per_layer());
+        }
+        Self::of(config, entries)
     }
 
     /// The table with these entries, in `[layer][logical block]` order. Each layer must name

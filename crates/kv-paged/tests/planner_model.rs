@@ -43,10 +43,10 @@ proptest! {
     #[test]
     fn any_run_of_operations_agrees_with_the_naive_engine(
         groups in group_sets(),
-        prefix_cache in prop::bool::weighted(0.9),
+        prefix_nodes in prop_oneof![6 => Just(None), 1 => Just(Some(0)), 3 => (1..9_u32).prop_map(Some)],
         ops in prop::collection::vec(op(), 1..160),
     ) {
-        let mut engine = Engine::new(groups, prefix_cache);
+        let mut engine = Engine::new(groups, prefix_nodes);
         for op in ops {
             engine.run(op, true);
         }
@@ -62,7 +62,7 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        ((self.0 >> 32) * u64::from(n) >> 32) as u32
+        (((self.0 >> 32) * u64::from(n)) >> 32) as u32
     }
 
     fn op(&mut self) -> Op {
@@ -95,7 +95,7 @@ impl Random {
 
 fn long_run(operations: u32, seed: u64) {
     let mut random = Random(seed);
-    let mut engine = Engine::new(model::groups(), true);
+    let mut engine = Engine::new(model::groups(), Some(40));
     for i in 0..operations {
         engine.run(random.op(), i % 16 == 0);
     }
@@ -108,7 +108,8 @@ fn long_run(operations: u32, seed: u64) {
         );
     }
     let stats = engine.planner.prefix_stats();
-    assert!(stats.hit_tokens > 0 && stats.evicted_blocks > 0 && stats.deduplicated_blocks > 0);
+    assert!(stats.hit_tokens > 0 && stats.evicted_blocks > 0);
+    assert!(stats.deduplicated_blocks > 0 && stats.uncached_blocks > 0);
     assert!(engine.uploaded_bytes > 0);
     println!("{operations} operations: {:?}, {stats:?}", engine.refused);
     engine.finish();

@@ -81,11 +81,13 @@ pub(crate) fn groups() -> Vec<LayerGroup> {
 }
 
 impl Engine {
-    pub(crate) fn new(groups: Vec<LayerGroup>, prefix_cache: bool) -> Self {
-        let config = PlannerConfig::new(groups.clone(), MAX_SEQUENCES, MAX_CONTEXT)
+    pub(crate) fn new(groups: Vec<LayerGroup>, prefix_nodes: Option<u32>) -> Self {
+        let mut config = PlannerConfig::new(groups.clone(), MAX_SEQUENCES, MAX_CONTEXT)
             .and_then(|config| config.with_block_size(BLOCK_SIZE))
-            .unwrap()
-            .with_prefix_cache(prefix_cache);
+            .unwrap();
+        if let Some(nodes) = prefix_nodes {
+            config = config.with_prefix_nodes(nodes);
+        }
         let planner = Planner::new(config);
         let blank = [0; BLOCK_SIZE as usize];
         Self {
@@ -306,7 +308,7 @@ impl Engine {
                         let references = self.references(group);
                         let fresh = (len + n).div_ceil(BLOCK_SIZE) - len.div_ceil(BLOCK_SIZE);
                         let copied = n > 0
-                            && len % BLOCK_SIZE != 0
+                            && !len.is_multiple_of(BLOCK_SIZE)
                             && references[&self.entry(id, group, len / BLOCK_SIZE)] > 1;
                         let room = self.group(group).blocks - 1 - references.len() as u32;
                         fresh + u32::from(copied) > room
