@@ -138,3 +138,16 @@ fn s15_what_a_failed_transaction_handed_out_is_stale() {
     assert!(matches!(slab.resolve(view), Err(SlabError::StaleView { .. })));
     assert!(matches!(slab.rewind(checkpoint), Err(SlabError::StaleCheckpoint { .. })));
 }
+
+#[test]
+fn s15_a_stale_cover_is_stale_at_its_start_too() {
+    let mut slab = slab();
+    let low = slab.allocate_zeroed("low", 256).unwrap();
+    let middle = slab.checkpoint();
+    let high = slab.allocate("high", 256).unwrap();
+    let cover = slab.cover([low, high]).unwrap();
+    slab.rewind(middle).unwrap();
+    assert!(matches!(slab.write_view(cover, 0, &[1]), Err(SlabError::StaleView { .. })));
+    assert!(matches!(slab.read_view(cover, 0, &mut [0]), Err(SlabError::StaleView { .. })));
+    assert_eq!(slab.view_bytes(low).unwrap(), [0; 256]);
+}

@@ -370,6 +370,25 @@ fn empty_allocations_are_aligned_listed_and_free() {
 }
 
 #[test]
+fn empty_allocations_are_permanent_and_transactional_like_others() {
+    let mut slab = slab(1024);
+    let start = slab.checkpoint();
+    slab.allocate("sealed", 0).unwrap();
+    slab.seal();
+    slab.allocate("before", 0).unwrap();
+    let failed = slab.transaction(|slab| {
+        slab.allocate("inside", 0).unwrap();
+        slab.rewind(start).unwrap(); // the same height, but older than the transaction
+        assert_eq!(names(slab), ["sealed", "before"]);
+        Err::<(), _>(())
+    });
+    assert!(failed.is_err());
+    assert_eq!(names(&slab), ["sealed", "before"]);
+    slab.rewind(start).unwrap();
+    assert_eq!(names(&slab), ["sealed"]);
+}
+
+#[test]
 fn a_view_knows_the_name_it_was_allocated_under() {
     let mut slab = slab(4096);
     let first = slab.allocate("first", 100).unwrap();
