@@ -71,7 +71,7 @@ impl WeightType {
     /// Bytes of one row of `n_in` weights, which has to be whole blocks.
     pub fn row_bytes(self, n_in: u32) -> Result<u64> {
         let block_elems = self.block_elems();
-        if n_in % block_elems != 0 {
+        if !n_in.is_multiple_of(block_elems) {
             return Err(Error::UnevenRow { ty: self, n_in, block_elems });
         }
         Ok(u64::from(n_in / block_elems) * u64::from(self.block_bytes()))

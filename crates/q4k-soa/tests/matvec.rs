@@ -24,6 +24,17 @@ fn activation(n: usize, random: &mut Random) -> (Vec<f32>, Vec<i8>, Vec<Q8Group>
     (x, quants, groups)
 }
 
+#[test]
+fn fast_means_avx2_where_there_is_avx2() {
+    #[cfg(target_arch = "x86_64")]
+    let has_it = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has_it = false;
+    assert_eq!(q4k_soa::matvec::instructions(), if has_it { "avx2" } else { "portable" });
+}
+
 /// The sum of the magnitudes of what is added, the measure for what rounding may do.
 fn magnitude(weights: &[f32], x: impl Fn(usize) -> f64) -> f64 {
     weights.iter().enumerate().map(|(i, &weight)| (f64::from(weight) * x(i)).abs()).sum()

@@ -57,23 +57,44 @@ pub(crate) fn transpose_bits(word: u64) -> u64 {
 /// 16 bytes of nibbles as 32 small integers: low nibbles, then high ones.
 #[inline(always)]
 pub(crate) fn nibbles(bytes: &[u8; 16]) -> [i8; 32] {
-    let mut out = [0; 32];
-    for i in 0..16 {
-        out[i] = (bytes[i] & 15) as i8;
-        out[16 + i] = (bytes[i] >> 4) as i8;
-    }
-    out
+    bytemuck::cast(nibble_words(bytes))
 }
 
 /// As [`nibbles`], with bit i of `high` as the fifth bit of weight i.
 #[inline(always)]
 pub(crate) fn nibbles_and_bit(bytes: &[u8; 16], high: &[u8; 4]) -> [i8; 32] {
-    let mut out = nibbles(bytes);
-    let high = u32::from_le_bytes(*high);
-    for (i, out) in out.iter_mut().enumerate() {
-        *out |= (high >> i << 4 & 16) as i8;
+    const BIT_OF_BYTE: u64 = 0x8040_2010_0804_0201;
+    const LOW_SEVEN: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    const FIFTH: u64 = 0x1010_1010_1010_1010;
+    let mut words = nibble_words(bytes);
+    for (word, bits) in words.iter_mut().zip(high) {
+        // Byte i keeps bit i alone; adding 127 carries it, wherever it is, into bit 7 of the byte.
+        let spread = u64::from_le_bytes([*bits; 8]) & BIT_OF_BYTE;
+        let carried = ((spread & LOW_SEVEN) + LOW_SEVEN) | spread;
+        *word |= (carried >> 3 & FIFTH).to_le();
     }
-    out
+    bytemuck::cast(words)
+}
+
+/// As [`nibbles`], with two more bits: those of weights i, 8 + i, 16 + i, 24 + i in byte i of
+/// `high`.
+#[inline(always)]
+pub(crate) fn nibbles_and_pair(bytes: &[u8; 16], high: &[u8; 8]) -> [i8; 32] {
+    const PAIR: u64 = 0x3030_3030_3030_3030;
+    let mut words = nibble_words(bytes);
+    let high = u64::from_le_bytes(*high);
+    for (word, pair) in words.iter_mut().zip([high << 4, high << 2, high, high >> 2]) {
+        *word |= (pair & PAIR).to_le();
+    }
+    bytemuck::cast(words)
+}
+
+/// The integers of [`nibbles`], eight to a word as they lie in memory.
+#[inline(always)]
+fn nibble_words(bytes: &[u8; 16]) -> [u64; 4] {
+    let [a, b]: [u64; 2] = bytemuck::cast(*bytes);
+    let low = LOW_NIBBLES as u64;
+    [a & low, b & low, a >> 4 & low, b >> 4 & low]
 }
 
 /// Nibbles of 32 small integers, the inverse of [`nibbles`].
@@ -122,6 +143,22 @@ mod tests {
             let [even, odd] = split_nibbles(&bytes);
             prop_assert_eq!(join_nibbles(&even, &odd), bytes);
             prop_assert_eq!(from_nibbles(&nibbles(&group).map(|quant| quant as u8)), group);
+        }
+
+        #[test]
+        fn pairs_of_bits_go_to_their_weights(group: [u8; 16], high: [u8; 8]) {
+            let quants = nibbles_and_pair(&group, &high);
+            for (i, (quant, low)) in quants.into_iter().zip(nibbles(&group)).enumerate() {
+                prop_assert_eq!(quant, low + 16 * (high[i % 8] >> (2 * (i / 8)) & 3) as i8);
+            }
+        }
+
+        #[test]
+        fn fifth_bits_go_to_their_weights(group: [u8; 16], high: [u8; 4]) {
+            let quants = nibbles_and_bit(&group, &high);
+            for (i, (quant, low)) in quants.into_iter().zip(nibbles(&group)).enumerate() {
+                prop_assert_eq!(quant, low + 16 * (high[i / 8] >> (i % 8) & 1) as i8);
+            }
         }
 
         #[test]

@@ -1,7 +1,7 @@
 //! The block types of GGUF, one file each, and the table that everything else dispatches through.
 //!
 //! A new type is a file with its block, its planes and its formula, a variant of
-//! [`WeightType`](crate::WeightType) and a row of the table. Blocks consist of bytes alone, so
+//! [`WeightType`] and a row of the table. Blocks consist of bytes alone, so
 //! that they can be read in place from a file at any address and on any byte order.
 
 mod bf16;
@@ -205,7 +205,7 @@ pub fn dequantize(ty: WeightType, source: &[u8], out: &mut [f32]) -> Result<()> 
 /// Weights that whole blocks hold.
 fn source_elems(ty: WeightType, source: &[u8]) -> Result<u64> {
     let (block_bytes, actual_bytes) = (ty.block_bytes(), source.len() as u64);
-    if actual_bytes % u64::from(block_bytes) != 0 {
+    if !actual_bytes.is_multiple_of(u64::from(block_bytes)) {
         return Err(Error::PartialBlock { ty, block_bytes, actual_bytes });
     }
     Ok(actual_bytes / u64::from(block_bytes) * u64::from(ty.block_elems()))

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::bits::{from_nibbles, join_nibbles, nibbles, split_nibbles};
 use super::half_float::{pair_bytes, pair_from_bytes};
-use super::k_scales::{from_scales_and_mins, scale_and_min};
+use super::k_scales::{from_scales_and_mins, scale_and_min, scales_and_mins};
 use super::{Block, Group, Grouped, HalfBytes, PlaneSpec, Planes, PlanesMut, plane};
 use crate::quantize::affine;
 
@@ -56,9 +56,9 @@ impl Block for BlockQ4K {
 
     fn dequantize(&self, out: &mut [f32]) {
         let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let [scales, mins] = scales_and_mins(&self.scales).map(u64::to_le_bytes);
         for (group, out) in out.chunks_exact_mut(32).enumerate() {
-            let (scale, min) = scale_and_min(&self.scales, group);
-            let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
+            let (scale, min) = (d * f32::from(scales[group]), dmin * f32::from(mins[group]));
             for (i, out) in out.iter_mut().enumerate() {
                 let quant = self.qs[group / 2 * 32 + i] >> (4 * (group % 2)) & 15;
                 *out = scale * f32::from(quant) - min;

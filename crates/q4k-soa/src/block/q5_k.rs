@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::bits::{fifth_bits, from_nibbles, nibbles_and_bit, transpose_bits};
 use super::half_float::{pair_bytes, pair_from_bytes};
-use super::k_scales::{from_scales_and_mins, scale_and_min};
+use super::k_scales::{from_scales_and_mins, scale_and_min, scales_and_mins};
 use super::q4_k::{join_super_block, split_super_block};
 use super::{Block, Group, Grouped, HalfBytes, PlaneSpec, Planes, PlanesMut, plane};
 use crate::quantize::affine;
@@ -65,9 +65,9 @@ impl Block for BlockQ5K {
 
     fn dequantize(&self, out: &mut [f32]) {
         let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let [scales, mins] = scales_and_mins(&self.scales).map(u64::to_le_bytes);
         for (group, out) in out.chunks_exact_mut(32).enumerate() {
-            let (scale, min) = scale_and_min(&self.scales, group);
-            let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
+            let (scale, min) = (d * f32::from(scales[group]), dmin * f32::from(mins[group]));
             for (i, out) in out.iter_mut().enumerate() {
                 let low = self.qs[group / 2 * 32 + i] >> (4 * (group % 2)) & 15;
                 let quant = low | (self.qh[i] >> group & 1) << 4;

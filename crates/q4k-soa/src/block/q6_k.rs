@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::bits::{join_nibbles, nibbles, split_nibbles, transpose_pairs};
+use super::bits::{join_nibbles, nibbles_and_pair, split_nibbles, transpose_pairs};
 use super::{Block, Group, Grouped, HalfBytes, PlaneSpec, Planes, PlanesMut, plane};
 use crate::quantize::symmetric;
 
@@ -61,12 +61,15 @@ impl Block for BlockQ6K {
 
     fn dequantize(&self, out: &mut [f32]) {
         let d = self.d.to_f32();
-        for (index, out) in out.iter_mut().enumerate() {
-            let (half, k, i) = (index / 128, index / 32 % 4, index % 32);
-            let low = self.ql[64 * half + 32 * (k % 2) + i] >> (4 * (k / 2)) & 15;
-            let high = self.qh[32 * half + i] >> (2 * k) & 3;
-            let scale = d * f32::from(self.scales[index / 16]);
-            *out = scale * f32::from((low | high << 4) as i8 - 32);
+        for (group, out) in out.chunks_exact_mut(32).enumerate() {
+            let (half, k) = (group / 4, group % 4);
+            let ql = &self.ql[64 * half + 32 * (k % 2)..][..32];
+            let qh = &self.qh[32 * half..][..32];
+            let scales = [0, 1].map(|i| d * f32::from(self.scales[2 * group + i]));
+            for (i, (out, (low, high))) in out.iter_mut().zip(ql.iter().zip(qh)).enumerate() {
+                let quant = low >> (4 * (k / 2)) & 15 | (high >> (2 * k) & 3) << 4;
+                *out = scales[i / 16] * f32::from(quant as i8 - 32);
+            }
         }
     }
 
@@ -128,12 +131,8 @@ impl Grouped for BlockQ6K {
         let high = high.as_chunks::<8>().0;
         let scales = scales.as_chunks::<2>().0;
         let d = d.as_chunks::<2>().0;
-        let mut quants = nibbles(&low[index]);
-        for (i, quant) in quants.iter_mut().enumerate() {
-            *quant = (*quant | (high[index][i % 8] >> (2 * (i / 8)) << 4 & 0x30) as i8) - 32;
-        }
         Group {
-            quants,
+            quants: nibbles_and_pair(&low[index], &high[index]).map(|quant| quant - 32),
             d: HalfBytes(d[index / 8]).to_f32(),
             scales: scales[index].map(|scale| i32::from(scale as i8)),
             offset: None,

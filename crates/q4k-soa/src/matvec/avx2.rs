@@ -1,5 +1,5 @@
-//! AVX2 with FMA and F16C, for the types whose weights are small integers; the rest is the plain
-//! code compiled for these instructions.
+//! AVX2 with FMA and F16C. Exact products of quantised types are the plain code compiled for these
+//! instructions; the rest is written for them.
 //!
 //! Work goes by *octets* of eight groups, 256 weights. Two groups of nibbles fill a register: 16
 //! bytes of one in the lower lane, of the next in the upper. So the activations are arranged once
@@ -16,7 +16,7 @@ use super::scalar;
 use crate::block::k_scales::scales_and_mins;
 use crate::block::{
     BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K,
-    BlockQ6K, BlockQ8_0, Float, Grouped, HalfBytes,
+    BlockQ6K, BlockQ8_0, Grouped, HalfBytes,
 };
 use crate::{GROUP_ELEMS, PackedMatrix, Q8Group, WeightType};
 
@@ -41,9 +41,9 @@ pub(super) fn rows_dot_q8(
     // SAFETY: the processor has all the features that these functions enable.
     unsafe {
         match matrix.weight_type() {
-            WeightType::F32 => dot_q8_float::<BlockF32>(matrix, rows, quants, groups, out),
-            WeightType::F16 => dot_q8_float::<BlockF16>(matrix, rows, quants, groups, out),
-            WeightType::Bf16 => dot_q8_float::<BlockBf16>(matrix, rows, quants, groups, out),
+            WeightType::F32 => dot_q8_f32(matrix, rows, quants, groups, out),
+            WeightType::F16 => dot_q8_f16(matrix, rows, quants, groups, out),
+            WeightType::Bf16 => dot_q8_bf16(matrix, rows, quants, groups, out),
             WeightType::Q4_0 => dot_q4_0(matrix, rows, &arrange(quants, groups), out),
             WeightType::Q4_1 => dot_q4_1(matrix, rows, &arrange(quants, groups), out),
             WeightType::Q5_0 => dot_q5_0(matrix, rows, &arrange(quants, groups), out),
@@ -71,9 +71,9 @@ pub(super) fn rows_dot_f32(
     // SAFETY: the processor has all the features that these functions enable.
     unsafe {
         match matrix.weight_type() {
-            WeightType::F32 => dot_f32_float::<BlockF32>(matrix, rows, x, out),
-            WeightType::F16 => dot_f32_float::<BlockF16>(matrix, rows, x, out),
-            WeightType::Bf16 => dot_f32_float::<BlockBf16>(matrix, rows, x, out),
+            WeightType::F32 => dot_f32_f32(matrix, rows, x, out),
+            WeightType::F16 => dot_f32_f16(matrix, rows, x, out),
+            WeightType::Bf16 => dot_f32_bf16(matrix, rows, x, out),
             WeightType::Q4_0 => dot_f32_grouped::<BlockQ4_0>(matrix, rows, x, out),
             WeightType::Q4_1 => dot_f32_grouped::<BlockQ4_1>(matrix, rows, x, out),
             WeightType::Q5_0 => dot_f32_grouped::<BlockQ5_0>(matrix, rows, x, out),
@@ -85,26 +85,6 @@ pub(super) fn rows_dot_f32(
         }
     }
     true
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dot_q8_float<B: Float>(
-    matrix: &PackedMatrix<'_>,
-    rows: Range<u32>,
-    quants: &[i8],
-    groups: &[Q8Group],
-    out: &mut [f32],
-) {
-    for (row, out) in rows.zip(out) {
-        *out = scalar::dot_q8_float::<B>(matrix.row_planes(row), quants, groups);
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dot_f32_float<B: Float>(m: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
-    for (row, out) in rows.zip(out) {
-        *out = scalar::dot_f32_float::<B>(m.row_planes(row), x);
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -498,6 +478,76 @@ fn half_pairs(bytes: &[u8; 32]) -> [__m256; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_pair(quants: &[u8; 128], pair: usize) -> __m256i {
     load_i8(bytemuck::cast_ref(&quants.as_chunks::<32>().0[pair]))
+}
+
+/// The rows of a float type: `$widen` makes eight floats of as many numbers.
+macro_rules! float_rows {
+    ($dot_q8:ident, $dot_f32:ident, $block:ident, $bytes:literal, $widen:expr) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $dot_q8(
+            matrix: &PackedMatrix<'_>,
+            rows: Range<u32>,
+            quants: &[i8],
+            groups: &[Q8Group],
+            out: &mut [f32],
+        ) {
+            let (quants, last_quants) = quants.as_chunks::<GROUP_ELEMS>();
+            let (whole, last_group) = groups.split_at(quants.len());
+            for (row, out) in rows.zip(out) {
+                let [values, ..] = matrix.row_planes(row);
+                let (values, last_values) = values.as_chunks::<{ GROUP_ELEMS * $bytes }>();
+                let mut sums = Sums::zero();
+                for ((values, x), group) in values.iter().zip(quants).zip(whole) {
+                    let mut dot = _mm256_setzero_ps();
+                    for (values, x) in values.as_chunks().0.iter().zip(x.as_chunks::<8>().0) {
+                        let x = _mm_cvtsi64_si128(bytemuck::cast(*x));
+                        let x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+                        dot = _mm256_fmadd_ps($widen(values), x, dot);
+                    }
+                    let scale = _mm256_set1_ps(group.scale);
+                    sums.products = _mm256_fmadd_ps(dot, scale, sums.products);
+                }
+                let last_planes = [last_values, &[], &[], &[]];
+                let last = scalar::dot_q8_float::<$block>(last_planes, last_quants, last_group);
+                *out = sums.total() + last;
+            }
+        }
+
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $dot_f32(matrix: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
+            let (x, last_x) = x.as_chunks::<8>();
+            for (row, out) in rows.zip(out) {
+                let [values, ..] = matrix.row_planes(row);
+                let (values, last_values) = values.as_chunks::<{ 8 * $bytes }>();
+                let (mut low, mut high) = (_mm256_setzero_pd(), _mm256_setzero_pd());
+                for (values, x) in values.iter().zip(x) {
+                    let ([w_low, w_high], [x_low, x_high]) =
+                        (doubles($widen(values)), doubles(load_floats(x)));
+                    low = _mm256_fmadd_pd(w_low, x_low, low);
+                    high = _mm256_fmadd_pd(w_high, x_high, high);
+                }
+                let lanes = bytemuck::cast::<[__m256d; 2], _>([low, high]);
+                *out = scalar::finish_dot_f32::<$block>(lanes, last_values, last_x);
+            }
+        }
+    };
+}
+
+float_rows!(dot_q8_f32, dot_f32_f32, BlockF32, 4, |bytes: &[u8; 32]| {
+    _mm256_castsi256_ps(load_i8(bytemuck::cast_ref(bytes)))
+});
+float_rows!(dot_q8_f16, dot_f32_f16, BlockF16, 2, |bytes: &[u8; 16]| halves(bytes));
+float_rows!(dot_q8_bf16, dot_f32_bf16, BlockBf16, 2, |bytes: &[u8; 16]| {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load_16(bytes))))
+});
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn doubles(floats: __m256) -> [__m256d; 2] {
+    [
+        _mm256_cvtps_pd(_mm256_castps256_ps128(floats)),
+        _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(floats)),
+    ]
 }
 
 macro_rules! loads {

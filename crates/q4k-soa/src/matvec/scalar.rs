@@ -44,10 +44,11 @@ pub fn rows_dot_f32_scalar(
 impl Group {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32; GROUP_ELEMS]) {
-        for (half, scale) in self.scales.into_iter().enumerate() {
+        let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(self.quants.as_chunks::<16>().0);
+        for ((out, quants), scale) in halves.zip(self.scales) {
             let scale = self.d * scale as f32;
-            for i in 16 * half..16 * half + 16 {
-                out[i] = scale * f32::from(self.quants[i]);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant);
             }
         }
         if let Some(offset) = self.offset {
@@ -57,13 +58,11 @@ impl Group {
 
     #[inline(always)]
     fn dot_q8(&self, x: &[i8; GROUP_ELEMS], group: &Q8Group) -> f32 {
-        let mut dots = [0i32; 2];
-        for (half, dot) in dots.iter_mut().enumerate() {
-            for i in 16 * half..16 * half + 16 {
-                *dot += i32::from(self.quants[i]) * i32::from(x[i]);
-            }
-        }
-        let scaled = self.scales[0] * dots[0] + self.scales[1] * dots[1];
+        let halves = self.quants.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0);
+        let dots = halves.map(|(quants, x)| {
+            quants.iter().zip(x).map(|(&quant, &x)| i32::from(quant) * i32::from(x)).sum::<i32>()
+        });
+        let scaled: i32 = dots.zip(self.scales).map(|(dot, scale)| dot * scale).sum();
         let product = self.d * group.scale * scaled as f32;
         self.offset.map_or(product, |offset| product + offset * group.scaled_sum)
     }
@@ -136,7 +135,14 @@ pub(crate) fn dot_f32_float<B: Float>([values, ..]: Planes<'_>, x: &[f32]) -> f3
             lanes[i] += f64::from(weights[i].to_f32()) * f64::from(x[i]);
         }
     }
-    for ((lane, weight), &x) in lanes.iter_mut().zip(last_weights).zip(last_x) {
+    finish_dot_f32::<B>(lanes, bytemuck::cast_slice(last_weights), last_x)
+}
+
+/// Adds the weights that follow the last whole eight.
+#[inline(always)]
+pub(super) fn finish_dot_f32<B: Float>(mut lanes: [f64; LANES], weights: &[u8], x: &[f32]) -> f32 {
+    let weights = bytemuck::cast_slice::<u8, B>(weights);
+    for ((lane, weight), &x) in lanes.iter_mut().zip(weights).zip(x) {
         *lane += f64::from(weight.to_f32()) * f64::from(x);
     }
     total(lanes)
