@@ -27,7 +27,8 @@ fn activation(n: usize, random: &mut Random) -> (Vec<f32>, Vec<i8>, Vec<Q8Group>
 #[test]
 fn fast_means_avx2_where_there_is_avx2() {
     #[cfg(target_arch = "x86_64")]
-    let has_it = is_x86_feature_detected!("avx2")
+    let has_it = cfg!(feature = "std")
+        && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c");
     #[cfg(not(target_arch = "x86_64"))]
