@@ -21,10 +21,21 @@ use minijinja::{Environment, ErrorKind, Value, context};
 
 use crate::tokenizer::{Segment, Special, Tokenizer, TokenizerError};
 
-/// The longest template that is accepted (the longest known are about 20 kB).
-const MAX_TEMPLATE_BYTES: usize = 1 << 18;
+/// The longest template that is accepted (the longest known are about 30 kB).
+const MAX_TEMPLATE_BYTES: usize = 1 << 16;
+/// The most operators that are accepted, hyphens and stars in text among them (the longest templates
+/// known have a few hundred). minijinja folds constants anew at each operator of a chain: 4000
+/// `~` in a row take it a second, 30 000 half a minute.
+const MAX_OPERATORS: usize = 4096;
+/// Stack for compiling and rendering. A template that is one long chain of operators takes minijinja
+/// one call deeper with each: up to 32 MB at the longest, and a few times that without
+/// optimisation. Only what is used is ever touched.
+const STACK_BYTES: usize = 256 << 20;
 /// What a rendering may use: about a million steps, or 64 MB of text.
 const BASE_FUEL: u64 = 1_000_000;
+
+/// The template's name in messages of the engine.
+const NAME: &str = "chat_template";
 
 /// For models that mark turns as ChatML does.
 const CHATML: &str = "\
@@ -113,6 +124,14 @@ pub enum ChatError {
         /// The longest that is accepted.
         limit: usize,
     },
+    /// The template is absurdly complicated.
+    #[error("the chat template has {count} operators, more than the {limit} that are accepted")]
+    TooManyOperators {
+        /// Its operators.
+        count: usize,
+        /// The most that are accepted.
+        limit: usize,
+    },
     /// The template is no valid Jinja, or uses something that is not supported.
     #[error("the chat template in the model file is not valid: {reason}")]
     Invalid {
@@ -177,7 +196,6 @@ impl std::fmt::Display for Fallback {
 /// `import` and the like are not known; functions are limited to Jinja's own and the three that
 /// templates expect: `raise_exception`, `strftime_now` (in UTC) and the filter `tojson`.
 pub struct ChatTemplate {
-    source: String,
     environment: Environment<'static>,
     fallback: Option<Fallback>,
 }
@@ -189,11 +207,17 @@ impl ChatTemplate {
         if bytes > limit {
             return Err(ChatError::TemplateTooLong { bytes, limit });
         }
-        let environment = python::environment();
-        environment
-            .template_from_str(source)
+        let occurs = |mark: &str| source.matches(mark).count();
+        let (tags, signs) =
+            (occurs("{%") + occurs("%}"), ["+", "-", "*", "/", "%", "~"].map(occurs));
+        let (count, limit) = (signs.iter().sum::<usize>().saturating_sub(tags), MAX_OPERATORS);
+        if count > limit {
+            return Err(ChatError::TooManyOperators { count, limit });
+        }
+        let mut environment = python::environment();
+        on_deep_stack(|| environment.add_template_owned(NAME, source.to_owned()))?
             .map_err(|e| ChatError::Invalid { reason: e.to_string() })?;
-        Ok(ChatTemplate { source: source.to_owned(), environment, fallback: None })
+        Ok(ChatTemplate { environment, fallback: None })
     }
 
     /// The template in the tokenizer's file, or a [`Fallback`] where there is none.
@@ -243,15 +267,13 @@ impl ChatTemplate {
             .collect();
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
-        let rendered = environment.render_str(
-            &self.source,
-            context! {
-                messages => messages,
-                add_generation_prompt => add_generation_prompt,
-                bos_token => bos,
-                eos_token => eos,
-            },
-        );
+        let context = context! {
+            messages => messages,
+            add_generation_prompt => add_generation_prompt,
+            bos_token => bos,
+            eos_token => eos,
+        };
+        let rendered = on_deep_stack(move || environment.get_template(NAME)?.render(context))?;
         rendered.map_err(|error| match (error.kind(), python::raised(&error)) {
             (_, Some(message)) => ChatError::Refused { message },
             (ErrorKind::OutOfFuel, _) => ChatError::TooMuchWork { fuel },
@@ -287,6 +309,20 @@ impl ChatTemplate {
     }
 }
 
+/// Runs `work` on a thread of its own with a stack of [`STACK_BYTES`].
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ChatError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        match thread.map(|thread| thread.join()) {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(_)) => Err(ChatError::Failed { reason: "the template engine panicked".into() }),
+            Err(error) => {
+                Err(ChatError::Failed { reason: format!("no thread to run it: {error}") })
+            }
+        }
+    })
+}
+
 /// For templates that rewrite messages: refuses where a message may have made a special token.
 fn check_specials(
     tokenizer: &Tokenizer,
@@ -309,9 +345,6 @@ fn check_specials(
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChatTemplate")
-            .field("source", &self.source)
-            .field("fallback", &self.fallback)
-            .finish_non_exhaustive()
+        f.debug_struct("ChatTemplate").field("fallback", &self.fallback).finish_non_exhaustive()
     }
 }
