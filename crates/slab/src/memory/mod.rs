@@ -5,6 +5,9 @@ use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
 pub(crate) mod failing;
 mod host;
 
