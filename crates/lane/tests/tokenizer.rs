@@ -29,16 +29,17 @@ fn whale() -> Tokenizer {
     tokenizer_of(&in_crate("models/whale-5.8m-q4_k_m.gguf"))
 }
 
-/// The file, or `None` after a word on what is skipped: it is too large to be in the repository.
-fn smollm2(test: &str) -> Option<Tokenizer> {
-    let path = match std::env::var_os("LANE_SMOLLM2") {
+/// The file's tokenizer, or `None` after a word on what is skipped: such files are too large to be
+/// in the repository.
+fn downloaded(test: &str, variable: &str, file: &str) -> Option<Tokenizer> {
+    let path = match std::env::var_os(variable) {
         Some(path) => PathBuf::from(path),
-        None => in_crate("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        None => in_crate("../../target/models").join(file),
     };
     if path.exists() {
         return Some(tokenizer_of(&path));
     }
-    eprintln!("skipped: {test}: no {} (LANE_SMOLLM2 names it)", path.display());
+    eprintln!("skipped: {test}: no {} ({variable} names it)", path.display());
     None
 }
 
@@ -54,10 +55,11 @@ fn check_gold(tokenizer: &Tokenizer, name: &str) {
         }
         assert_eq!(tokenizer.decode(&expected), prompt);
 
+        let Some(greedy_text) = case["greedy_text"].as_str() else { continue };
         let mut stream = TextStream::new(tokenizer);
         let mut text: String = ids(&case["greedy"]).iter().map(|id| stream.push(*id)).collect();
         text += &stream.finish();
-        assert_eq!(text, case["greedy_text"].as_str().unwrap());
+        assert_eq!(text, greedy_text);
     }
 }
 
@@ -75,7 +77,9 @@ fn whale_ids_are_those_of_the_reference() {
 
 #[test]
 fn smollm2_ids_are_those_of_the_reference() {
-    let Some(tokenizer) = smollm2("smollm2_ids_are_those_of_the_reference") else { return };
+    let test = "smollm2_ids_are_those_of_the_reference";
+    let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    let Some(tokenizer) = downloaded(test, "LANE_SMOLLM2", file) else { return };
     check_gold(&tokenizer, "smollm2-135m-q4_1.json");
     assert_eq!(tokenizer.n_vocab(), 49152);
     assert!(!tokenizer.adds_bos());
@@ -83,6 +87,17 @@ fn smollm2_ids_are_those_of_the_reference() {
     assert_eq!(tokenizer.ending_ids(), [0, 2]);
     assert_eq!(tokenizer.encode("<|im_start|>", Special::Parse).unwrap(), [1]);
     assert!(!tokenizer.encode("<|im_start|>", Special::AsText).unwrap().contains(&1));
+}
+
+#[test]
+fn gemma3_ids_are_those_of_the_reference() {
+    let test = "gemma3_ids_are_those_of_the_reference";
+    let Some(tokenizer) = downloaded(test, "LANE_GEMMA3", "gemma-3-270m-q4_k_m.gguf") else {
+        return;
+    };
+    check_gold(&tokenizer, "gemma3-270m.json");
+    // <eos> and <end_of_turn>, though the file names only the first.
+    assert_eq!(tokenizer.ending_ids(), [1, 106]);
 }
 
 #[test]

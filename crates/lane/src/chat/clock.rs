@@ -71,7 +71,9 @@ fn spell(format: &str, unix_seconds: u64) -> String {
 
 /// Year, month from 1, day from 1 of a day counted from 1 January 1970.
 fn date(mut days: u64) -> (u64, usize, u64) {
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     // Whole 400-year cycles first, so that no date takes long.
     let mut year = 1970 + days / 146_097 * 400;
     days %= 146_097;

