@@ -35,26 +35,38 @@ __device__ __forceinline__ float key_logit(u64 key) {
 }
 
 // Running sums over the block's threads, this thread's value included. All threads call it.
-template <class T>
-__device__ __forceinline__ T block_scan(T value) {
-    SHARED(T, warp_sums, 32);
+__device__ __forceinline__ u32 block_scan(u32 value) {
+    SHARED(u32, warp_sums, 32);
     for (u32 offset = 1; offset < 32; offset *= 2) {
-        const T other = __shfl_up_sync(ALL_LANES, value, offset);
+        const u32 other = __shfl_up_sync(ALL_LANES, value, offset);
         if (lane_id() >= offset) {
             value += other;
         }
     }
-    // Who reads the sums of the call before may not be done.
-    __syncthreads();
     if (lane_id() == 31) {
         warp_sums[warp_id()] = value;
     }
     __syncthreads();
-    T before = 0;
+    u32 before = 0;
     for (u32 i = 0; i < warp_id(); i++) {
         before += warp_sums[i];
     }
     return before + value;
+}
+
+// Turns weights into running sums, one after the other as the CPU twin adds them. The other
+// threads wait: 1024 additions are 3 us, the usual 40 are nothing.
+__device__ __forceinline__ void accumulate(Global<float> weights, u32 count) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        float sum = 0.0f;
+#pragma unroll 8
+        for (u32 i = 0; i < count; i++) {
+            sum += weights[i];
+            weights[i] = sum;
+        }
+    }
+    __syncthreads();
 }
 
 // The keys of at least `floor << shift` are the `keep` largest.
@@ -173,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float first = key_logit(keys[0]);
     const float logit = i < keep ? key_logit(keys[i]) - first : 0.0f;
     const float likelihood = i < keep ? expf(logit) : 0.0f;
-    running[i] = block_scan(likelihood);
-    __syncthreads();
+    running[i] = likelihood;
+    accumulate(running, keep);
     if (i > 0 && i < keep) {
         if (running[i - 1] >= pack.top_p * running[keep - 1] || likelihood < pack.min_p) {
             atomicMin(kept, i);
@@ -182,17 +194,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     const u32 n_kept = kept[0];
-    const float weight = i < n_kept ? expf(logit / pack.temperature) : 0.0f;
-    // Reads of `running` are done: block_scan has a barrier.
-    const float sum = block_scan(weight);
-    running[i] = sum;
+    running[i] = i < n_kept ? expf(logit / pack.temperature) : 0.0f;
     if (i == 0) {
         chosen[0] = n_kept - 1;
     }
-    __syncthreads();
+    accumulate(running, n_kept);
     const u64 seed = u64(pack.seed_high) << 32 | pack.seed_low;
     const float target = uniform(seed, tokens[POSITION]) * running[n_kept - 1];
-    if (i < n_kept && sum > target) {
+    if (i < n_kept && running[i] > target) {
         atomicMin(chosen, i);
     }
     __syncthreads();

@@ -1,0 +1,779 @@
+// Runs kernels of ../cu on the host: block after block, each thread a fibre.
+//
+// Fibres run one at a time, in an order that a seed decides, and change only at barriers and warp
+// operations. Beside every byte of memory lies a Cell that knows who wrote and read it, so that
+// these are errors, reported with kernel, block, thread and source line:
+//
+// - an access out of bounds, misaligned, of uninitialised bytes, or a write to an input;
+// - an access to what another kernel may write before wait_for_inputs();
+// - a race: two threads of a block touch a byte without a barrier between (inside a warp: without
+//   __syncwarp), or two blocks of the grid do, one of them writing and not both atomically;
+// - a barrier that some threads miss, or that they reach at different lines; a warp operation
+//   whose lanes are missing, at another operation, or at another line; a deadlock;
+// - more steps than a kernel needs.
+#include "shim.hpp"
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace shim {
+
+__thread Thread* self;
+
+// ---- fibres ----
+
+namespace {
+
+constexpr size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4 << 10;
+
+#if defined(__x86_64__)
+
+extern "C" void shim_switch(void** from, void* to);
+asm(R"(
+.text
+.hidden shim_switch
+.type shim_switch, @function
+shim_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size shim_switch, . - shim_switch
+)");
+
+struct Context {
+    void* stack_pointer = nullptr;
+
+    void start(unsigned char* stack, void (*entry)()) {
+        void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
+        // A return address that is never used keeps the alignment of a call; then what
+        // shim_switch takes: entry and six registers, a frame pointer of 0 among them.
+        top -= 8;
+        for (int i = 0; i < 8; i++) {
+            top[i] = nullptr;
+        }
+        top[6] = reinterpret_cast<void*>(entry);
+        stack_pointer = top;
+    }
+    void switch_to(Context& to) { shim_switch(&stack_pointer, to.stack_pointer); }
+};
+
+#else
+
+struct Context {
+    ucontext_t context;
+
+    void start(unsigned char* stack, void (*entry)()) {
+        getcontext(&context);
+        context.uc_stack.ss_sp = stack;
+        context.uc_stack.ss_size = STACK_BYTES;
+        context.uc_link = nullptr;
+        makecontext(&context, entry, 0);
+    }
+    void switch_to(Context& to) { swapcontext(&context, &to.context); }
+};
+
+#endif
+
+// Stacks with a guard page below, kept for the next block and launch.
+class Stacks {
+public:
+    unsigned char* get(size_t index) {
+        while (stacks.size() <= index) {
+            void* mapped = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (mapped == MAP_FAILED || mprotect(mapped, GUARD_BYTES, PROT_NONE) != 0) {
+                fprintf(stderr, "shim: no memory for the stack of a fibre\n");
+                abort();
+            }
+            stacks.push_back(static_cast<unsigned char*>(mapped) + GUARD_BYTES);
+        }
+        return stacks[index];
+    }
+    ~Stacks() {
+        for (unsigned char* stack : stacks) {
+            munmap(stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+        }
+    }
+
+private:
+    std::vector<unsigned char*> stacks;
+};
+thread_local Stacks stacks;
+
+}  // namespace
+
+// ---- memory ----
+
+namespace {
+
+// Who touched a byte. An interval is the time between two barriers of one block; they are counted
+// through the launch. A warp's phase counts its __syncwarp.
+struct Cell {
+    uint32_t write_interval, read_interval;  // 0: never
+    uint16_t write_thread, write_phase, read_thread, read_phase;
+    bool initialised : 1;
+    bool atomic : 1;             // the write was
+    bool foreign_write : 1;      // an earlier block wrote, atomically, before the one recorded
+    bool foreign_read : 1;       // an earlier block read, before the one recorded
+    bool many_readers : 1;       // of the recorded warp, interval and phase
+    bool many_warps_read : 1;    // in the recorded interval
+};
+
+}  // namespace
+
+struct Allocation {
+    const char* name;
+    unsigned char* base;
+    uint64_t bytes;
+    bool shared, writable;
+    std::unique_ptr<Cell[]> cells;
+
+    Allocation(const char* name, unsigned char* base, uint64_t bytes, bool shared, bool writable)
+        : name(name), base(base), bytes(bytes), shared(shared), writable(writable),
+          cells(new Cell[bytes]()) {}
+};
+
+// ---- a launch ----
+
+namespace {
+
+enum class State { Ready, Barrier, Warp, Done };
+
+struct Fibre : Thread {
+    Context context;
+    State state;
+    uint32_t linear;
+    bool waited;  // for inputs
+    const char* file;
+    int line;
+    uint64_t value;  // of the warp operation, then its result
+};
+
+struct Warp {
+    uint32_t arrived, mask, operand_of[32];
+    WarpOp op;
+    uint16_t phase;
+};
+
+struct SharedArray {
+    const void* site;
+    std::unique_ptr<unsigned char[]> memory;
+    Allocation allocation;
+};
+
+struct Launch {
+    const Kernel* kernel;
+    const Arg* args;
+    dim3 grid, block_dim;
+    uint64_t random;
+    uint64_t steps_left;
+    bool locate;
+
+    Context scheduler;
+    std::vector<Fibre> fibres;
+    std::vector<Warp> warps;
+    std::vector<uint32_t> ready;
+    std::vector<std::unique_ptr<SharedArray>> shared_arrays;
+    uint32_t n_done = 0, n_at_barrier = 0;
+    uint32_t interval = 0, block_first_interval = 0;
+
+    std::string error;
+    bool failed = false;
+
+    uint32_t draw(uint32_t below) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        return uint32_t((random >> 32) * below >> 32);
+    }
+    Fibre& running() { return *static_cast<Fibre*>(self); }
+    void suspend() { running().context.switch_to(scheduler); }
+
+    void run();
+    void run_block(dim3 block);
+    void release_barrier();
+    void explain_deadlock();
+};
+
+__thread Launch* launch;
+
+__attribute__((format(printf, 1, 2))) std::string text(const char* format, ...) {
+    char buffer[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(buffer, sizeof buffer, format, args);
+    va_end(args);
+    return buffer;
+}
+
+// Source lines of the calls that led here, those of the kernel's own files.
+std::string source_lines() {
+    std::string command;
+    struct Frame {
+        const Frame* caller;
+        unsigned char* return_address;
+    };
+    auto frame = static_cast<const Frame*>(__builtin_frame_address(0));
+    for (int depth = 0; frame != nullptr && depth < 32; depth++, frame = frame->caller) {
+        Dl_info info;
+        if (frame->return_address == nullptr || dladdr(frame->return_address, &info) == 0) {
+            break;
+        }
+        if (command.empty()) {
+            command = text("addr2line -i -e '%s'", info.dli_fname);
+        }
+        const auto base = static_cast<unsigned char*>(info.dli_fbase);
+        command += text(" %#lx", static_cast<unsigned long>(frame->return_address - 1 - base));
+    }
+    command += " 2>/dev/null";
+    std::string lines;
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+        char line[512];
+        while (fgets(line, sizeof line, pipe) != nullptr) {
+            std::string where(line);
+            where = where.substr(0, where.find_first_of(" \n"));
+            if (where.find(".cu") != std::string::npos) {
+                lines += (lines.empty() ? " at " : ", from ") + where.substr(where.rfind('/') + 1);
+            }
+        }
+        pclose(pipe);
+    }
+    return lines;
+}
+
+std::string place(const Fibre& fibre) {
+    return text("block (%u, %u, %u), thread %u", fibre.block.x, fibre.block.y, fibre.block.z,
+                fibre.linear);
+}
+
+// Ends the launch from inside a fibre, which is not resumed.
+__attribute__((noinline)) void fail(const std::string& message) {
+    launch->error = place(launch->running()) + ": " + message;
+    if (launch->locate) {
+        launch->error += source_lines();
+    }
+    launch->failed = true;
+    launch->suspend();
+}
+
+void count_step() {
+    if (launch->steps_left-- == 0) {
+        fail("the kernel does not end");
+    }
+}
+
+void fibre_main() {
+    Launch& l = *launch;
+    l.kernel->call(l.args);
+    l.running().state = State::Done;
+    l.n_done++;
+    l.suspend();
+}
+
+}  // namespace
+
+// ---- checks of an access ----
+
+namespace {
+
+const char* verb(Access access) {
+    return access == Access::Write ? "writes" : access == Access::Atomic ? "updates" : "reads";
+}
+
+std::string named(const Allocation& allocation) {
+    return text("%s %s", allocation.shared ? "shared" : "argument", allocation.name);
+}
+
+__attribute__((noinline)) void fail_race(const Allocation& allocation, uint64_t offset,
+                                         Access access, const char* other, uint32_t interval,
+                                         uint32_t thread) {
+    const bool other_block = interval < launch->block_first_interval;
+    fail(text("race: %s byte %lu of %s, which ", verb(access), static_cast<unsigned long>(offset),
+              named(allocation).c_str()) +
+         (other_block ? text("another block %s", other) : text("thread %u %s", thread, other)));
+}
+
+struct Toucher {
+    uint32_t thread, interval, block_first_interval;
+    uint16_t phase;
+
+    // Whether something done by `thread` then is not ordered before what is done now.
+    bool races(uint32_t thread_then, uint32_t interval_then, uint16_t phase_then) const {
+        if (interval_then == 0) {
+            return false;
+        }
+        if (interval_then < block_first_interval) {
+            return true;  // another block
+        }
+        if (interval_then < interval || thread_then == thread) {
+            return false;
+        }
+        return thread_then / 32 != thread / 32 || phase_then == phase;
+    }
+};
+
+inline void touch(const Allocation& allocation, uint64_t offset, Access access,
+                  const Toucher& now) {
+    Cell& cell = allocation.cells[offset];
+    const bool writes = access == Access::Write || access == Access::Atomic;
+    const bool both_atomic = access == Access::Atomic && cell.atomic;
+    const bool unordered = now.races(cell.write_thread, cell.write_interval, cell.write_phase);
+    if (!both_atomic && (unordered || cell.foreign_write)) {
+        fail_race(allocation, offset, access, "wrote", cell.foreign_write ? 1 : cell.write_interval,
+                  cell.write_thread);
+    }
+    if (writes) {
+        const bool same_interval = cell.read_interval == now.interval;
+        const bool many = same_interval &&
+                          (cell.many_warps_read ||
+                           (cell.many_readers && (cell.read_thread / 32 != now.thread / 32 ||
+                                                  cell.read_phase == now.phase)));
+        if (many || cell.foreign_read ||
+            now.races(cell.read_thread, cell.read_interval, cell.read_phase)) {
+            fail_race(allocation, offset, access, "read",
+                      cell.foreign_read ? 1 : cell.read_interval, cell.read_thread);
+        }
+        if (cell.write_interval != 0 && cell.write_interval < now.block_first_interval) {
+            cell.foreign_write = true;
+        }
+        cell.atomic = access == Access::Atomic;
+        cell.initialised = true;
+        cell.write_interval = now.interval;
+        cell.write_thread = uint16_t(now.thread);
+        cell.write_phase = now.phase;
+        return;
+    }
+    if (cell.read_interval == now.interval) {
+        const bool same_warp = cell.read_thread / 32 == now.thread / 32;
+        if (!same_warp) {
+            cell.many_warps_read = true;
+        }
+        const bool same_phase = same_warp && cell.read_phase == now.phase;
+        cell.many_readers = same_phase && (cell.many_readers || cell.read_thread != now.thread);
+    } else {
+        if (cell.read_interval != 0 && cell.read_interval < now.block_first_interval) {
+            cell.foreign_read = true;
+        }
+        cell.many_warps_read = cell.many_readers = false;
+    }
+    cell.read_interval = now.interval;
+    cell.read_thread = uint16_t(now.thread);
+    cell.read_phase = now.phase;
+}
+
+}  // namespace
+
+void access(const Allocation* allocation, const unsigned char* at, unsigned size, unsigned align,
+            Access access) {
+    count_step();
+    Fibre& fibre = launch->running();
+    if (allocation == nullptr) {
+        fail(text("%s through a null pointer", verb(access)));
+    }
+    const uint64_t offset = uint64_t(at - allocation->base);
+    if (offset > allocation->bytes || size > allocation->bytes - offset) {
+        fail(text("%s %u bytes at %ld of %s, which has %lu", verb(access), size,
+                  static_cast<long>(offset), named(*allocation).c_str(),
+                  static_cast<unsigned long>(allocation->bytes)));
+    }
+    if (reinterpret_cast<uintptr_t>(at) % align != 0) {
+        fail(text("%s %u bytes at %lu of %s, misaligned", verb(access), size,
+                  static_cast<unsigned long>(offset), named(*allocation).c_str()));
+    }
+    const bool writes = access == Access::Write || access == Access::Atomic;
+    if (writes && !allocation->writable) {
+        fail(text("%s %s, an input", verb(access), named(*allocation).c_str()));
+    }
+    if (!allocation->shared && access != Access::Constant && !fibre.waited) {
+        fail(text("%s %s before waiting for inputs", verb(access), named(*allocation).c_str()));
+    }
+    const Toucher now = {fibre.linear, launch->interval, launch->block_first_interval,
+                         launch->warps[fibre.linear / 32].phase};
+    for (uint64_t i = offset; i < offset + size; i++) {
+        if (access != Access::Write && !allocation->cells[i].initialised) {
+            fail(text("%s byte %lu of %s, uninitialised", verb(access),
+                      static_cast<unsigned long>(i), named(*allocation).c_str()));
+        }
+        touch(*allocation, i, access, now);
+    }
+}
+
+unsigned char* shared_array(const void* site, const char* name, size_t bytes,
+                            const Allocation** allocation) {
+    for (const auto& array : launch->shared_arrays) {
+        if (array->site == site) {
+            *allocation = &array->allocation;
+            return array->allocation.base;
+        }
+    }
+    std::unique_ptr<unsigned char[]> memory(new unsigned char[bytes + 16]);
+    memset(memory.get(), 0xff, bytes + 16);
+    unsigned char* base = memory.get() + (16 - reinterpret_cast<uintptr_t>(memory.get()) % 16);
+    launch->shared_arrays.emplace_back(
+        new SharedArray{site, std::move(memory), Allocation(name, base, bytes, true, true)});
+    *allocation = &launch->shared_arrays.back()->allocation;
+    return base;
+}
+
+void inputs_waited_for() {
+    launch->running().waited = true;
+}
+
+// ---- barriers and warp operations ----
+
+void barrier(const char* file, int line) {
+    count_step();
+    Fibre& fibre = launch->running();
+    fibre.state = State::Barrier;
+    fibre.file = file;
+    fibre.line = line;
+    launch->n_at_barrier++;
+    launch->suspend();
+}
+
+namespace {
+
+const char* base_name(const char* file) {
+    const char* slash = strrchr(file, '/');
+    return slash != nullptr ? slash + 1 : file;
+}
+
+uint64_t warp_result(WarpOp op, const Fibre* fibres, uint32_t mask, uint32_t lane,
+                     uint32_t operand, const uint64_t values[32]) {
+    auto from = [&](uint32_t source) {
+        if (source >= 32 || (mask >> source & 1) == 0) {
+            self = const_cast<Fibre*>(&fibres[lane]);
+            fail(text("warp operation takes a value of lane %u, which does not take part", source));
+        }
+        return values[source];
+    };
+    uint64_t result = op == WarpOp::All ? 1 : op == WarpOp::Min ? ~uint64_t(0) : 0;
+    switch (op) {
+    case WarpOp::Xor: return from(lane ^ operand);
+    case WarpOp::Up: return from(lane >= operand ? lane - operand : lane);
+    case WarpOp::Down: return from(lane + operand < 32 ? lane + operand : lane);
+    case WarpOp::Index: return from(operand % 32);
+    case WarpOp::Sync: return 0;
+    default: break;
+    }
+    for (uint32_t i = 0; i < 32; i++) {
+        if ((mask >> i & 1) == 0) {
+            continue;
+        }
+        const uint64_t value = values[i];
+        switch (op) {
+        case WarpOp::Ballot: result |= value << i; break;
+        case WarpOp::All: result &= value; break;
+        case WarpOp::Any: result |= value; break;
+        case WarpOp::Add: result = uint32_t(result + value); break;
+        case WarpOp::Min: result = value < result ? value : result; break;
+        case WarpOp::Max: result = value > result ? value : result; break;
+        default: break;
+        }
+    }
+    return result;
+}
+
+}  // namespace
+
+uint64_t warp(WarpOp op, unsigned mask, uint64_t value, unsigned operand, const char* file,
+              int line) {
+    count_step();
+    Launch& l = *launch;
+    Fibre& fibre = l.running();
+    const uint32_t lane = fibre.linear % 32, first = fibre.linear - lane;
+    Warp& warp = l.warps[fibre.linear / 32];
+    if ((mask >> lane & 1) == 0) {
+        fail("warp operation whose mask lacks the calling lane");
+    }
+    for (uint32_t i = 0; i < 32; i++) {
+        if ((mask >> i & 1) == 0) {
+            continue;
+        }
+        if (first + i >= l.fibres.size()) {
+            fail(text("warp operation with lane %u, which does not exist", i));
+        }
+        if (l.fibres[first + i].state == State::Done) {
+            fail(text("warp operation with lane %u, which has ended", i));
+        }
+    }
+    if (warp.arrived == 0) {
+        warp.op = op;
+        warp.mask = mask;
+    } else {
+        const Fibre& other = l.fibres[first + uint32_t(__builtin_ctz(warp.arrived))];
+        if (warp.op != op || warp.mask != mask || other.line != line ||
+            strcmp(other.file, file) != 0) {
+            fail(text("diverged warp: this lane is at another operation than lane %u, which is at "
+                      "%s:%d",
+                      other.linear % 32, base_name(other.file), other.line));
+        }
+    }
+    fibre.value = value;
+    fibre.file = file;
+    fibre.line = line;
+    warp.operand_of[lane] = operand;
+    warp.arrived |= 1u << lane;
+    if (warp.arrived != mask) {
+        fibre.state = State::Warp;
+        l.suspend();
+        return fibre.value;
+    }
+    uint64_t values[32];
+    for (uint32_t i = 0; i < 32; i++) {
+        values[i] = mask >> i & 1 ? l.fibres[first + i].value : 0;
+    }
+    for (uint32_t i = 0; i < 32; i++) {
+        if ((mask >> i & 1) == 0) {
+            continue;
+        }
+        l.fibres[first + i].value =
+            warp_result(op, &l.fibres[first], mask, i, warp.operand_of[i], values);
+        if (i != lane) {
+            l.fibres[first + i].state = State::Ready;
+            l.ready.push_back(first + i);
+        }
+    }
+    warp.arrived = 0;
+    if (op == WarpOp::Sync) {
+        warp.phase++;
+    }
+    return fibre.value;
+}
+
+// ---- the scheduler ----
+
+namespace {
+
+void Launch::release_barrier() {
+    const Fibre* first = nullptr;
+    for (Fibre& fibre : fibres) {
+        if (fibre.state == State::Done) {
+            continue;
+        }
+        if (first == nullptr) {
+            first = &fibre;
+        } else if (fibre.line != first->line || strcmp(fibre.file, first->file) != 0) {
+            error = place(fibre) + text(": diverged barrier: waits at %s:%d while thread %u waits "
+                                        "at %s:%d",
+                                        base_name(fibre.file), fibre.line, first->linear,
+                                        base_name(first->file), first->line);
+            failed = true;
+            return;
+        }
+    }
+    if (n_done > 0) {
+        error = place(*first) + text(": %u threads have ended without reaching the barrier at %s:%d",
+                                     n_done, base_name(first->file), first->line);
+        failed = true;
+        return;
+    }
+    for (Fibre& fibre : fibres) {
+        fibre.state = State::Ready;
+        ready.push_back(fibre.linear);
+    }
+    n_at_barrier = 0;
+    interval++;
+}
+
+void Launch::explain_deadlock() {
+    failed = true;
+    for (const Fibre& fibre : fibres) {
+        if (fibre.state == State::Warp) {
+            error = place(fibre) + text(": deadlock: waits at %s:%d for lanes of its warp that do "
+                                        "not come",
+                                        base_name(fibre.file), fibre.line);
+            return;
+        }
+    }
+}
+
+void Launch::run_block(dim3 block) {
+    interval++;
+    block_first_interval = interval;
+    shared_arrays.clear();
+    n_done = n_at_barrier = 0;
+    ready.clear();
+    for (Warp& warp : warps) {
+        warp = Warp();
+    }
+    for (uint32_t i = 0; i < fibres.size(); i++) {
+        Fibre& fibre = fibres[i];
+        fibre.index = {i % block_dim.x, i / block_dim.x % block_dim.y,
+                       i / block_dim.x / block_dim.y};
+        fibre.block = block;
+        fibre.block_dim = block_dim;
+        fibre.grid_dim = grid;
+        fibre.linear = i;
+        fibre.waited = false;
+        fibre.state = State::Ready;
+        fibre.context.start(stacks.get(i), fibre_main);
+        ready.push_back(i);
+    }
+    while (n_done < fibres.size()) {
+        if (ready.empty()) {
+            if (n_at_barrier + n_done == fibres.size()) {
+                release_barrier();
+            } else {
+                explain_deadlock();
+            }
+            if (failed) {
+                return;
+            }
+        }
+        const uint32_t pick = draw(uint32_t(ready.size()));
+        const uint32_t next = ready[pick];
+        ready[pick] = ready.back();
+        ready.pop_back();
+        self = &fibres[next];
+        scheduler.switch_to(fibres[next].context);
+        if (failed) {
+            return;
+        }
+    }
+}
+
+void Launch::run() {
+    const uint32_t n_threads = block_dim.x * block_dim.y * block_dim.z;
+    fibres.resize(n_threads);
+    warps.resize((n_threads + 31) / 32);
+    // Blocks in any order, too.
+    const uint32_t n_blocks = grid.x * grid.y * grid.z;
+    std::vector<uint32_t> order(n_blocks);
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        order[i] = i;
+        std::swap(order[i], order[draw(i + 1)]);
+    }
+    for (uint32_t i : order) {
+        run_block({i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y});
+        if (failed) {
+            return;
+        }
+    }
+}
+
+const Kernel*& kernels() {
+    static const Kernel* first = nullptr;
+    return first;
+}
+
+}  // namespace
+
+bool add(Kernel* kernel) {
+    kernel->next = kernels();
+    kernels() = kernel;
+    return true;
+}
+
+}  // namespace shim
+
+// ---- the interface to the tests ----
+
+extern "C" {
+
+// kind 0: the scalar `bits`; 1: the buffer; 2: a null pointer. `initialised` is one byte for each
+// of the buffer's, null for all of them; afterwards it says which are. `name` is for messages.
+struct ShimArg {
+    uint32_t kind, bits;
+    unsigned char* at;
+    uint64_t bytes;
+    unsigned char* initialised;
+    uint32_t writable;
+    const char* name;
+};
+
+// 0 when the kernel ran to its end and nothing was wrong. Otherwise `error` says what was.
+__attribute__((visibility("default"))) int shim_launch(const char* name, const uint32_t grid[3], const uint32_t block[3],
+                const ShimArg* args, size_t n_args, uint64_t seed, int locate, char* error,
+                size_t error_bytes) {
+    using namespace shim;
+    const Kernel* kernel = kernels();
+    while (kernel != nullptr && strcmp(kernel->name, name) != 0) {
+        kernel = kernel->next;
+    }
+    auto refuse = [&](const std::string& message) {
+        snprintf(error, error_bytes, "%s: %s", name, message.c_str());
+        return 1;
+    };
+    if (kernel == nullptr) {
+        return refuse("no such kernel");
+    }
+    if (kernel->n_params != n_args) {
+        return refuse(text("takes %zu arguments, is given %zu", kernel->n_params, n_args));
+    }
+    if (block[0] * block[1] * block[2] > 1024 || grid[0] * grid[1] * grid[2] == 0) {
+        return refuse("no possible geometry");
+    }
+    std::vector<Arg> bound(n_args);
+    std::vector<std::unique_ptr<Allocation>> allocations;
+    for (size_t i = 0; i < n_args; i++) {
+        const ShimArg& arg = args[i];
+        if ((arg.kind != 0) != (kernel->kinds[i] == 1)) {
+            return refuse(text("parameter %zu is not of the argument's kind", i));
+        }
+        bound[i] = {arg.kind, arg.bits, nullptr, nullptr};
+        if (arg.kind == 1) {
+            allocations.emplace_back(
+                new Allocation(arg.name, arg.at, arg.bytes, false, arg.writable != 0));
+            Allocation& allocation = *allocations.back();
+            for (uint64_t byte = 0; byte < arg.bytes; byte++) {
+                allocation.cells[byte].initialised =
+                    arg.initialised == nullptr || arg.initialised[byte] != 0;
+            }
+            bound[i].at = arg.at;
+            bound[i].allocation = &allocation;
+        }
+    }
+
+    Launch here;
+    here.kernel = kernel;
+    here.args = bound.data();
+    here.grid = {grid[0], grid[1], grid[2]};
+    here.block_dim = {block[0], block[1], block[2]};
+    here.random = seed | 1;
+    here.steps_left = uint64_t(1) << 27;
+    here.locate = locate != 0;
+    launch = &here;
+    here.run();
+    launch = nullptr;
+    self = nullptr;
+    if (here.failed) {
+        return refuse(here.error);
+    }
+    size_t next = 0;
+    for (size_t i = 0; i < n_args; i++) {
+        if (args[i].kind != 1) {
+            continue;
+        }
+        const Allocation& allocation = *allocations[next++];
+        for (uint64_t byte = 0; args[i].initialised != nullptr && byte < args[i].bytes; byte++) {
+            args[i].initialised[byte] = allocation.cells[byte].initialised;
+        }
+    }
+    return 0;
+}
+
+}  // extern "C"

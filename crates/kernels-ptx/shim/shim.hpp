@@ -1,0 +1,351 @@
+// What a kernel sees instead of CUDA when a C++17 compiler builds it for the host.
+//
+// Include it before the kernel's source. It defines KERNEL_SHIM, on which ../cu/common.cuh leaves
+// the definitions below in place of its own: Global<T> and SHARED arrays are checked pointers, and
+// every access goes to the engine (engine.cpp), which runs each thread as a fibre and checks
+// bounds, alignment, initialisation, races, barriers and warp operations.
+#pragma once
+
+#define KERNEL_SHIM 1
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct dim3 { unsigned x, y, z; };
+
+namespace shim {
+
+struct Allocation;
+
+// A thread of the block that runs.
+struct Thread {
+    dim3 index, block, block_dim, grid_dim;
+};
+extern __thread Thread* self __attribute__((tls_model("initial-exec")));
+
+enum class Access { Read, Constant, Write, Atomic };
+enum class WarpOp { Xor, Up, Down, Index, Ballot, All, Any, Add, Min, Max, Sync };
+
+// Checks an access of the running thread. Does not return from a wrong one.
+void access(const Allocation* allocation, const unsigned char* at, unsigned size, unsigned align,
+            Access access);
+unsigned char* shared_array(const void* site, const char* name, size_t bytes,
+                            const Allocation** allocation);
+void barrier(const char* file, int line);
+uint64_t warp(WarpOp op, unsigned mask, uint64_t value, unsigned operand, const char* file,
+              int line);
+void inputs_waited_for();
+
+template <class T>
+class Ref;
+
+template <class T>
+struct Unconst { using Type = T; };
+template <class T>
+struct Unconst<const T> { using Type = T; };
+template <class A, class B>
+struct IfSame {};
+template <class A>
+struct IfSame<A, A> { using Type = A; };
+
+// A pointer that knows its allocation.
+template <class T>
+class Ptr {
+public:
+    using Value = typename Unconst<T>::Type;
+
+    Ptr() = default;
+    Ptr(decltype(nullptr)) {}
+    Ptr(unsigned char* at, const Allocation* allocation) : at(at), allocation(allocation) {}
+    template <class U, class = typename IfSame<T, const U>::Type>
+    Ptr(const Ptr<U>& other) : at(other.address()), allocation(other.owner()) {}
+
+    explicit operator bool() const { return at != nullptr; }
+    Ptr operator+(int64_t elements) const { return {at + elements * int64_t(sizeof(T)), allocation}; }
+    auto operator[](int64_t index) const { return (*this + index).deref(static_cast<T*>(nullptr)); }
+
+    unsigned char* address() const { return at; }
+    const Allocation* owner() const { return allocation; }
+
+    template <class V>
+    V read(Access how) const {
+        access(allocation, at, sizeof(V), alignof(V), how);
+        V value;
+        memcpy(&value, at, sizeof(V));
+        return value;
+    }
+    template <class V>
+    void write(const V& value, Access how) const {
+        static_assert(sizeof(typename IfSame<T, Value>::Type), "pointer to const");
+        access(allocation, at, sizeof(V), alignof(V), how);
+        memcpy(at, &value, sizeof(V));
+    }
+
+private:
+    Value deref(const T*) const { return read<Value>(Access::Read); }
+    Ref<T> deref(Value*) const { return Ref<T>(*this); }
+
+    unsigned char* at = nullptr;
+    const Allocation* allocation = nullptr;
+};
+
+// An element that can be assigned to.
+template <class T>
+class Ref {
+public:
+    explicit Ref(Ptr<T> at) : at(at) {}
+    operator T() const { return at.template read<T>(Access::Read); }
+    const Ref& operator=(const T& value) const {
+        at.write(value, Access::Write);
+        return *this;
+    }
+    const Ref& operator=(const Ref& other) const { return *this = T(other); }
+    const Ref& operator+=(const T& value) const { return *this = T(*this) + value; }
+
+private:
+    Ptr<T> at;
+};
+
+template <class T>
+Ptr<T> shared(const void* site, const char* name, size_t count) {
+    const Allocation* allocation;
+    unsigned char* at = shared_array(site, name, count * sizeof(T), &allocation);
+    return {at, allocation};
+}
+
+template <class T>
+T warp_value(WarpOp op, unsigned mask, T value, unsigned operand, const char* file, int line) {
+    static_assert(sizeof(T) <= 8, "warp operations move 32 or 64 bits");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    bits = warp(op, mask, bits, operand, file, line);
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+template <class To, class From>
+To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bit_cast");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+}  // namespace shim
+
+#define threadIdx (shim::self->index)
+#define blockIdx (shim::self->block)
+#define blockDim (shim::self->block_dim)
+#define gridDim (shim::self->grid_dim)
+
+template <class T>
+using Global = shim::Ptr<T>;
+
+#define SHARED(T, name, count)         \
+    static const char name##_site = 0; \
+    const Global<T> name = shim::shared<T>(&name##_site, #name, count)
+
+#define SHIM_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+// ---- what ../cu/common.cuh defines for CUDA ----
+
+template <class V, class T>
+V load(Global<T> from) {
+    return from.template read<V>(shim::Access::Read);
+}
+template <class V, class T>
+V load_constant(Global<T> from) {
+    return from.template read<V>(shim::Access::Constant);
+}
+template <class V, class T>
+void store(Global<T> to, V value) {
+    to.write(value, shim::Access::Write);
+}
+
+inline void wait_for_inputs() { shim::inputs_waited_for(); }
+inline void let_next_start() {}
+
+inline float half_to_float(unsigned short half) {
+    const unsigned magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+    if (magnitude >= 0x0f800000) {
+        return shim::bit_cast<float>(sign | 0x7f800000 | (magnitude & 0x007fffff));
+    }
+    // The exponents differ by 112; a multiplication also makes normal numbers of subnormal ones.
+    const float value = shim::bit_cast<float>(magnitude) * 0x1p112f;
+    return shim::bit_cast<float>(sign | shim::bit_cast<unsigned>(value));
+}
+
+inline unsigned short float_to_half(float value) {
+    const unsigned bits = shim::bit_cast<unsigned>(value), sign = bits >> 16 & 0x8000;
+    const unsigned magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) {
+        return 0x7fff;
+    }
+    if (magnitude >= 0x477ff000) {  // rounds to 2^16 or is beyond
+        return sign | 0x7c00;
+    }
+    if (magnitude < 0x38800000) {  // below 2^-14: the half is subnormal, in units of 2^-24
+        return sign | unsigned(lrintf(shim::bit_cast<float>(magnitude) * 0x1p24f));
+    }
+    const unsigned rebiased = magnitude - (112u << 23);
+    return sign | (rebiased + 0xfff + (rebiased >> 13 & 1)) >> 13;
+}
+
+// ---- CUDA's own functions ----
+
+inline void __syncthreads(SHIM_HERE) { shim::barrier(file, line); }
+inline void __syncwarp(unsigned mask = 0xffffffff, SHIM_HERE) {
+    shim::warp(shim::WarpOp::Sync, mask, 0, 0, file, line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned lanes, SHIM_HERE) {
+    return shim::warp_value(shim::WarpOp::Xor, mask, value, lanes, file, line);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, SHIM_HERE) {
+    return shim::warp_value(shim::WarpOp::Up, mask, value, delta, file, line);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, SHIM_HERE) {
+    return shim::warp_value(shim::WarpOp::Down, mask, value, delta, file, line);
+}
+template <class T>
+T __shfl_sync(unsigned mask, T value, unsigned lane, SHIM_HERE) {
+    return shim::warp_value(shim::WarpOp::Index, mask, value, lane, file, line);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, SHIM_HERE) {
+    return unsigned(shim::warp(shim::WarpOp::Ballot, mask, predicate != 0, 0, file, line));
+}
+inline int __all_sync(unsigned mask, int predicate, SHIM_HERE) {
+    return int(shim::warp(shim::WarpOp::All, mask, predicate != 0, 0, file, line));
+}
+inline int __any_sync(unsigned mask, int predicate, SHIM_HERE) {
+    return int(shim::warp(shim::WarpOp::Any, mask, predicate != 0, 0, file, line));
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value, SHIM_HERE) {
+    return unsigned(shim::warp(shim::WarpOp::Add, mask, value, 0, file, line));
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value, SHIM_HERE) {
+    return unsigned(shim::warp(shim::WarpOp::Min, mask, value, 0, file, line));
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, SHIM_HERE) {
+    return unsigned(shim::warp(shim::WarpOp::Max, mask, value, 0, file, line));
+}
+
+// Fibres take turns only at barriers and warp operations, so a read and a write are one step.
+template <class T, class F>
+T shim_atomic(Global<T> at, F f) {
+    const T old = at.template read<T>(shim::Access::Atomic);
+    at.write(T(f(old)), shim::Access::Atomic);
+    return old;
+}
+template <class T, class V>
+T atomicAdd(Global<T> at, V value) {
+    return shim_atomic(at, [&](T old) { return old + T(value); });
+}
+template <class T, class V>
+T atomicMin(Global<T> at, V value) {
+    return shim_atomic(at, [&](T old) { return T(value) < old ? T(value) : old; });
+}
+template <class T, class V>
+T atomicMax(Global<T> at, V value) {
+    return shim_atomic(at, [&](T old) { return T(value) > old ? T(value) : old; });
+}
+
+inline int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 32; i += 8) {
+        sum += int8_t(a >> i) * int8_t(b >> i);
+    }
+    return sum;
+}
+
+inline unsigned __float_as_uint(float value) { return shim::bit_cast<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return shim::bit_cast<float>(bits); }
+inline int __float2int_rn(float value) { return int(lrintf(value)); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline void sincospif(float half_turns, float* sine, float* cosine) {
+    const double angle = half_turns * 3.14159265358979323846;
+    *sine = float(sin(angle));
+    *cosine = float(cos(angle));
+}
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned long long min(unsigned long long a, unsigned long long b) { return a < b ? a : b; }
+inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
+
+// ---- registration: SHIM_KERNEL(name) after the kernel's source ----
+
+namespace shim {
+
+// An argument as the caller gives it, see engine.cpp.
+struct Arg {
+    uint32_t kind, bits;
+    unsigned char* at;
+    const Allocation* allocation;
+};
+
+template <class T>
+struct FromArg {
+    static T get(const Arg& arg) { return bit_cast<T>(arg.bits); }
+    static constexpr uint32_t kind = 0;
+};
+template <class T>
+struct FromArg<Ptr<T>> {
+    static Ptr<T> get(const Arg& arg) { return {arg.at, arg.allocation}; }
+    static constexpr uint32_t kind = 1;
+};
+
+template <size_t... I>
+struct Indices {};
+template <size_t N, size_t... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+template <size_t... I>
+struct MakeIndices<0, I...> { using Type = Indices<I...>; };
+
+template <auto KERNEL>
+struct Entry;
+template <class... P, void (*KERNEL)(P...)>
+struct Entry<KERNEL> {
+    static constexpr uint32_t kinds[sizeof...(P) + 1] = {FromArg<P>::kind..., 0};
+    static void call(const Arg* args) { call(args, typename MakeIndices<sizeof...(P)>::Type()); }
+    template <size_t... I>
+    static void call(const Arg* args, Indices<I...>) {
+        KERNEL(FromArg<P>::get(args[I])...);
+    }
+};
+
+struct Kernel {
+    const char* name;
+    void (*call)(const Arg*);
+    const uint32_t* kinds;  // 1 for a pointer, 0 for a scalar
+    size_t n_params;
+    const Kernel* next;
+};
+bool add(Kernel* kernel);
+
+template <class... P>
+constexpr size_t count(void (*)(P...)) {
+    return sizeof...(P);
+}
+
+}  // namespace shim
+
+#define SHIM_KERNEL(name)                                                                     \
+    static shim::Kernel name##_kernel = {#name, shim::Entry<&name>::call,                     \
+                                         shim::Entry<&name>::kinds, shim::count(&name), nullptr}; \
+    static const bool name##_added = shim::add(&name##_kernel);

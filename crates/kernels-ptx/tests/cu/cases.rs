@@ -1,0 +1,93 @@
+//! Arguments to run kernels on: shapes that models have, awkward ones, random contents.
+
+use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
+
+mod data;
+mod gemv;
+mod kv;
+mod rows;
+mod vocab;
+
+pub(crate) use data::{Builder, Random};
+
+/// A buffer of a case.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buf {
+    pub(crate) id: usize,
+    len_bytes: u64,
+}
+
+impl Buf {
+    fn len_bytes(self) -> u64 {
+        self.len_bytes
+    }
+}
+
+/// How a result has to agree with the twin's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Compare {
+    /// Bit for bit.
+    Exact,
+    /// To 1e-5 of the largest magnitude among each `per` elements.
+    F32 { per: usize },
+    /// f16, to the neighbouring number.
+    Half,
+}
+
+/// Contents of a buffer before the launch.
+pub(crate) struct Memory {
+    pub(crate) bytes: Vec<u8>,
+    /// Byte ranges that hold something; all if `None`.
+    pub(crate) set: Option<Vec<std::ops::Range<usize>>>,
+    pub(crate) compare: Compare,
+}
+
+impl Memory {
+    /// One byte for each: 0 where there is nothing to read.
+    pub(crate) fn initialised(&self) -> Vec<u8> {
+        let Some(set) = &self.set else { return vec![1; self.bytes.len()] };
+        let mut initialised = vec![0; self.bytes.len()];
+        set.iter().for_each(|range| initialised[range.clone()].fill(1));
+        initialised
+    }
+}
+
+/// A launch to check.
+pub(crate) struct Case {
+    pub(crate) kernel: Kernel,
+    pub(crate) label: String,
+    pub(crate) args: ArgList<Buf>,
+    pub(crate) geometry: Geometry,
+    pub(crate) memory: Vec<Memory>,
+}
+
+/// One multiprocessor: grids so small that blocks have to stride.
+const SMALL: DeviceProfile = DeviceProfile { sm_count: 1, ..DeviceProfile::A2000 };
+
+/// The seed of this run: `KERNELS_SEED`, or always the same.
+pub(crate) fn seed() -> u64 {
+    std::env::var("KERNELS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_260)
+}
+
+/// The cases of a kernel.
+pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
+    let random = &mut Random::new(seed);
+    match kernel {
+        Kernel::Embed => rows::embed(random),
+        Kernel::RmsNorm => rows::rms_norm(random),
+        Kernel::RmsNormQ8 => rows::rms_norm_q8(random),
+        Kernel::QuantizeQ8 => rows::quantize_q8(random),
+        Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu => gemv::q8(kernel, random),
+        Kernel::GemvF32Store | Kernel::GemvF32Add | Kernel::GemvF32Swiglu => {
+            gemv::f32(kernel, random)
+        }
+        Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => kv::rope_append(kernel, random),
+        Kernel::AttentionF32 | Kernel::AttentionF16 => kv::attention(kernel, random),
+        Kernel::AttentionCombine => kv::attention_combine(random),
+        Kernel::ArgmaxSlices => vocab::argmax_slices(random),
+        Kernel::ArgmaxFinish => vocab::argmax_finish(random),
+        Kernel::Sample => vocab::sample(random),
+        Kernel::Advance => vocab::advance(random),
+        other => panic!("{} has no cases", other.name()),
+    }
+}

@@ -1,0 +1,276 @@
+//! The KV cache: append, attention, combine.
+
+use half::f16;
+use kernels_ptx::ops::{attention, attention_combine, rope_append};
+use kernels_ptx::{DeviceProfile, Kernel};
+
+use super::{Buf, Builder, Case, Compare, Memory, Random};
+
+/// One layer of a paged cache whose blocks lie in any order.
+struct Layer {
+    n_kv_head: u32,
+    head_dim: u32,
+    block_size: u32,
+    elem_bytes: u32,
+    block_table: Vec<u32>,
+}
+
+impl Layer {
+    fn new(dims: [u32; 2], block_size: u32, slots: u32, half: bool, random: &mut Random) -> Self {
+        let [n_kv_head, head_dim] = dims;
+        let block_table = random.shuffled(slots.div_ceil(block_size));
+        let elem_bytes = if half { 2 } else { 4 };
+        Self { n_kv_head, head_dim, block_size, elem_bytes, block_table }
+    }
+
+    fn n_blocks(&self) -> u32 {
+        self.block_table.len() as u32
+    }
+
+    fn elems(&self) -> usize {
+        self.block_table.len() * (2 * self.n_kv_head * self.block_size * self.head_dim) as usize
+    }
+
+    /// Byte ranges of key and value of a slot, all heads.
+    fn slot(&self, slot: u32) -> Vec<std::ops::Range<usize>> {
+        let block = self.block_table[(slot / self.block_size) as usize];
+        let row_bytes = (self.head_dim * self.elem_bytes) as usize;
+        (0..2 * self.n_kv_head)
+            .map(|plane| {
+                let token =
+                    (block * 2 * self.n_kv_head + plane) * self.block_size + slot % self.block_size;
+                token as usize * row_bytes..(token as usize + 1) * row_bytes
+            })
+            .collect()
+    }
+
+    fn contents(&self, random: &mut Random) -> Vec<u8> {
+        let values = random.floats(self.elems());
+        match self.elem_bytes {
+            2 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    }
+}
+
+pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+    // Heads, key heads, head_dim, pairs, pairing, block size, tokens, norms.
+    let shapes: [[u32; 8]; 9] = [
+        [1, 1, 64, 32, 0, 16, 1, 0],
+        [4, 2, 80, 40, 1, 16, 1, 0],
+        [128, 1, 96, 48, 0, 8, 1, 0],
+        [3, 1, 128, 64, 1, 16, 3, 1],
+        [2, 2, 256, 64, 1, 32, 2, 1],
+        [5, 5, 80, 16, 0, 1, 2, 1],
+        [2, 1, 2, 1, 0, 16, 1, 0],
+        [1, 1, 7, 3, 1, 3, 1, 1],
+        [2, 2, 6, 0, 0, 16, 1, 0],
+    ];
+    let half = kernel == Kernel::RopeAppendF16;
+    let case = |shape: [u32; 8]| {
+        let [n_head, n_kv_head, head_dim, n_pairs, pairing, block_size, n_tokens, norms] = shape;
+        let mut b = Builder::default();
+        let slots = 40;
+        let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
+        let first = 131_000 + random.below(50);
+        let tokens: Vec<u32> =
+            (first..first + n_tokens).flat_map(|p| [p, p % slots, random.below(9)]).collect();
+        let frequencies: Vec<f64> =
+            (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
+        let heads = n_head + 2 * n_kv_head;
+        let kv = layer.contents(random);
+        let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+        let args = rope_append::Args {
+            qkv: b.input(&random.floats((n_tokens * heads * head_dim) as usize)),
+            q_norm: (norms == 1).then(|| b.input(&random.floats(head_dim as usize))),
+            k_norm: (norms == 1).then(|| b.input(&random.floats(head_dim as usize))),
+            inverse_frequencies: b.input(&frequencies),
+            tokens: b.input(&tokens),
+            block_table: b.input(&layer.block_table),
+            q: b.output::<f32>(
+                n_tokens * n_head * head_dim,
+                Compare::F32 { per: head_dim as usize },
+            ),
+            kv: b.add(Memory { bytes: kv, set: Some(Vec::new()), compare }),
+            n_tokens,
+            n_head,
+            n_kv_head,
+            head_dim,
+            n_pairs,
+            pairing,
+            block_size,
+            n_blocks: layer.n_blocks(),
+            kv_elem_bytes: layer.elem_bytes,
+            norm_eps: 1e-6,
+            magnitude: 1.25,
+        };
+        let geometry = args.geometry(&DeviceProfile::A2000);
+        b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
+    };
+    shapes.into_iter().map(case).collect()
+}
+
+/// A launch of attention.
+#[derive(Clone, Copy, Debug)]
+struct Attention {
+    n_head: u32,
+    n_kv_head: u32,
+    head_dim: u32,
+    block_size: u32,
+    /// Tokens in the cache, the current one included; more than slots means the ring has turned.
+    n_context: u32,
+    max_context_tokens: u32,
+    n_segments: u32,
+    segment_min: u32,
+    window: u32,
+    n_tokens: u32,
+}
+
+pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+    let usual = Attention {
+        n_head: 4,
+        n_kv_head: 2,
+        head_dim: 64,
+        block_size: 16,
+        n_context: 50,
+        max_context_tokens: 80,
+        n_segments: 3,
+        segment_min: 16,
+        window: 0,
+        n_tokens: 1,
+    };
+    let mut shapes = vec![
+        Attention { n_head: 1, n_kv_head: 1, ..usual },
+        Attention { n_head: 128, n_kv_head: 1, head_dim: 80, n_context: 20, ..usual },
+        Attention { n_head: 18, n_kv_head: 3, n_context: 130, max_context_tokens: 200, ..usual },
+        Attention { n_context: 200, ..usual },
+        Attention { n_context: 131, window: 33, ..usual },
+        Attention { n_context: 60, window: 7, n_segments: 5, ..usual },
+        Attention { n_context: 70, n_tokens: 3, n_segments: 2, ..usual },
+        Attention { block_size: 1, ..usual },
+        Attention { block_size: 7, max_context_tokens: 79, n_context: 150, ..usual },
+        Attention {
+            n_head: 2,
+            n_kv_head: 1,
+            n_context: 4097,
+            max_context_tokens: 4112,
+            n_segments: 8,
+            segment_min: 64,
+            head_dim: 32,
+            ..usual
+        },
+    ];
+    for n_context in [1, 15, 16, 17] {
+        shapes.push(Attention { n_context, ..usual });
+    }
+    for head_dim in [2, 7, 8, 16, 20, 80, 96, 128, 256] {
+        shapes.push(Attention { head_dim, ..usual });
+    }
+    shapes.into_iter().map(|shape| attention_case(kernel, shape, random)).collect()
+}
+
+fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
+    let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, .. } = shape;
+    let slots = shape.max_context_tokens;
+    let half = kernel == Kernel::AttentionF16;
+    let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
+    // Token t of the launch sees one token more than the one before it.
+    let positions: Vec<u32> = (0..n_tokens).map(|t| shape.n_context - n_tokens + t).collect();
+    let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, p % slots, 0]).collect();
+
+    // Only what some token attends to holds anything; the rest is NaN and must not be read.
+    let mut kv = layer.contents(random);
+    let mut set = Vec::new();
+    for slot in 0..slots {
+        let attended = positions.iter().any(|&position| {
+            let age = (position % slots + slots - slot) % slots;
+            slot <= position && (shape.window == 0 || age < shape.window)
+        });
+        match attended {
+            true => set.extend(layer.slot(slot)),
+            false => layer.slot(slot).into_iter().for_each(|range| kv[range].fill(0xff)),
+        }
+    }
+
+    let record = 2 + head_dim;
+    let mut b = Builder::default();
+    let q: Vec<f32> =
+        random.floats((n_tokens * n_head * head_dim) as usize).iter().map(|x| x * 3.0).collect();
+    let args = attention::Args {
+        q: b.input(&q),
+        kv: b.add(Memory { bytes: kv, set: Some(set), compare: Compare::Exact }),
+        block_table: b.input(&layer.block_table),
+        tokens: b.input(&tokens),
+        partials: b.output::<f32>(
+            n_tokens * n_head * shape.n_segments * record,
+            Compare::F32 { per: record as usize },
+        ),
+        n_tokens,
+        n_head,
+        n_kv_head,
+        head_dim,
+        block_size,
+        n_blocks: layer.n_blocks(),
+        max_context_tokens: slots,
+        n_segments: shape.n_segments,
+        segment_min: shape.segment_min,
+        window: shape.window,
+        kv_elem_bytes: layer.elem_bytes,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+    };
+    let geometry = args.geometry(&DeviceProfile::A2000);
+    b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
+}
+
+pub(crate) fn attention_combine(random: &mut Random) -> Vec<Case> {
+    // Tokens, heads, head_dim, segments, of which not empty.
+    let shapes: [[u32; 5]; 9] = [
+        [1, 1, 64, 1, 1],
+        [2, 3, 80, 3, 2],
+        [1, 2, 96, 8, 8],
+        [1, 4, 128, 33, 20],
+        [2, 2, 256, 40, 40],
+        [1, 128, 8, 9, 1],
+        [1, 1, 7, 70, 70],
+        [1, 2, 1, 64, 33],
+        [1, 1, 100, 16, 0],
+    ];
+    let mut cases = Vec::new();
+    for shape in shapes {
+        let [n_tokens, n_head, head_dim, n_segments, filled] = shape;
+        let mut partials = Vec::new();
+        for _ in 0..n_tokens * n_head {
+            for segment in random.shuffled(n_segments) {
+                if segment < filled {
+                    partials.push(random.float() * 8.0);
+                    partials.push(random.float() + 1.5);
+                    partials.extend(random.floats(head_dim as usize));
+                } else {
+                    partials.push(f32::NEG_INFINITY);
+                    partials.extend(vec![0.0; 1 + head_dim as usize]);
+                }
+            }
+        }
+        let mut b = Builder::default();
+        let args = attention_combine::Args {
+            partials: b.input(&partials),
+            out: b.output::<f32>(
+                n_tokens * n_head * head_dim,
+                Compare::F32 { per: head_dim as usize },
+            ),
+            n_tokens,
+            n_head,
+            head_dim,
+            n_segments,
+        };
+        let kernel = Kernel::AttentionCombine;
+        let geometry = args.geometry(&DeviceProfile::A2000);
+        cases.push(b.case(
+            kernel,
+            format!("{shape:?}"),
+            args.list(kernel, Buf::len_bytes),
+            geometry,
+        ));
+    }
+    cases
+}

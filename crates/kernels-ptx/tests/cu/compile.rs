@@ -1,0 +1,179 @@
+//! Kernels as shared objects: found compiler, flags, a cache under cargo's target folder.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use kernels_ptx::Kernel;
+
+/// The folder of the kernels.
+pub(crate) fn cu() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cu")
+}
+
+fn shim() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("shim")
+}
+
+/// A C++ compiler that runs.
+pub(crate) struct Compiler {
+    tool: cc::Tool,
+}
+
+/// The system's compiler, or `None` after saying that `test` is skipped.
+pub(crate) fn compiler(test: &str) -> Option<&'static Compiler> {
+    static FOUND: OnceLock<Result<Compiler, String>> = OnceLock::new();
+    match FOUND.get_or_init(Compiler::find) {
+        Ok(compiler) => Some(compiler),
+        Err(reason) => {
+            eprintln!("{test}: skipped, {reason}");
+            None
+        }
+    }
+}
+
+impl Compiler {
+    fn find() -> Result<Self, String> {
+        if !cfg!(target_os = "linux") {
+            return Err("the host build of the kernels is for Linux".to_owned());
+        }
+        let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let tool = cc::Build::new()
+            .cpp(true)
+            .target(&target)
+            .host(&target)
+            .opt_level(0)
+            .cargo_metadata(false)
+            .cargo_warnings(false)
+            .try_get_compiler()
+            .map_err(|error| format!("no C++ compiler: {error}"))?;
+        match Command::new(tool.path()).arg("--version").output() {
+            Ok(output) if output.status.success() => Ok(Self { tool }),
+            _ => Err(format!("no C++ compiler: {} does not run", tool.path().display())),
+        }
+    }
+
+    fn run(&self, args: &[&str], inputs: &[&Path], output: &Path) -> Result<(), String> {
+        let mut command = Command::new(self.tool.path());
+        command.args(["-std=c++17", "-fPIC", "-fvisibility=hidden", "-g1"]);
+        // Frame pointers lead from an error back to the kernel's line.
+        command.args(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]);
+        if self.tool.is_like_gnu() {
+            // Else statics of templates would be shared between the libraries of one process.
+            command.arg("-fno-gnu-unique");
+        }
+        command.args(args).args(inputs).arg("-o").arg(output);
+        let result = command.output().map_err(|error| error.to_string())?;
+        if result.status.success() {
+            return Ok(());
+        }
+        Err(format!("{command:?}\n{}", String::from_utf8_lossy(&result.stderr)))
+    }
+
+    /// The object of the engine.
+    fn engine(&self) -> Result<PathBuf, String> {
+        let sources = [shim().join("engine.cpp"), shim().join("shim.hpp")];
+        let object = cached("engine", &sources)?.with_extension("o");
+        if !object.exists() {
+            let args = ["-O2", "-Wall", "-Wextra", "-Werror", "-c"];
+            in_place_of(&object, |to| self.run(&args, &[&sources[0]], to))?;
+        }
+        Ok(object)
+    }
+
+    /// The object of one source with the named kernels in it; `cu` is where it finds headers.
+    fn unit(&self, source: &Path, kernels: &[&str], cu: &Path, to: &Path) -> Result<(), String> {
+        let wrapper = to.with_extension("cpp");
+        let mut text = format!("#include {:?}\n", shim().join("shim.hpp"));
+        text += &format!("#include {source:?}\n");
+        kernels.iter().for_each(|kernel| text += &format!("SHIM_KERNEL({kernel})\n"));
+        fs::write(&wrapper, text).map_err(|error| error.to_string())?;
+        let include = format!("-I{}", cu.display());
+        // Uninitialised variables are filled with a pattern: their use does not go unseen.
+        let args = ["-O1", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-Wall"];
+        let args = [&args[..], &["-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]];
+        let args = [&args.concat()[..], &["-Werror=return-type", &include, "-c"]].concat();
+        self.run(&args, &[&wrapper], to)
+    }
+
+    /// A library of one source of its own, made in `folder`; `cu` is where it finds headers.
+    pub(crate) fn library_of(
+        &self,
+        source: &Path,
+        kernels: &[&str],
+        cu: &Path,
+        folder: &Path,
+    ) -> Result<PathBuf, String> {
+        let (object, library) = (folder.join("kernels.o"), folder.join("kernels.so"));
+        self.unit(source, kernels, cu, &object)?;
+        self.run(&["-shared"], &[&self.engine()?, &object], &library)?;
+        Ok(library)
+    }
+
+    /// The library of all kernels, compiled once for the sources that there are.
+    pub(crate) fn library(&self) -> Result<PathBuf, String> {
+        let mut sources = vec![shim().join("engine.cpp"), shim().join("shim.hpp")];
+        let files = fs::read_dir(cu()).map_err(|error| error.to_string())?;
+        sources.extend(files.filter_map(|file| Some(file.ok()?.path())));
+        sources.sort();
+        let library = cached("kernels", &sources)?.with_extension("so");
+        if library.exists() {
+            return Ok(library);
+        }
+        let folder = scratch("kernels")?;
+        let engine = self.engine()?;
+        let mut objects = vec![engine];
+        for (source, kernels) in kernels_by_source() {
+            let object = folder.join(source).with_extension("o");
+            self.unit(&cu().join(source).with_extension("cu"), &kernels, &cu(), &object)?;
+            objects.push(object);
+        }
+        let objects: Vec<&Path> = objects.iter().map(PathBuf::as_path).collect();
+        in_place_of(&library, |to| self.run(&["-shared"], &objects, to))?;
+        fs::remove_dir_all(&folder).map_err(|error| error.to_string())?;
+        Ok(library)
+    }
+}
+
+/// The sources of the table, each with its kernels.
+pub(crate) fn kernels_by_source() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut sources: Vec<(&str, Vec<&str>)> = Vec::new();
+    for kernel in Kernel::ALL {
+        match sources.iter_mut().find(|(source, _)| *source == kernel.source()) {
+            Some((_, kernels)) => kernels.push(kernel.name()),
+            None => sources.push((kernel.source(), vec![kernel.name()])),
+        }
+    }
+    sources
+}
+
+/// A folder of its own for this process, empty.
+pub(crate) fn scratch(name: &str) -> Result<PathBuf, String> {
+    let name = format!("{name}-{}", std::process::id());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    Ok(folder)
+}
+
+/// A path that depends on the contents of the sources and on this file's flags.
+fn cached(name: &str, sources: &[PathBuf]) -> Result<PathBuf, String> {
+    let mut hasher = DefaultHasher::new();
+    include_str!("compile.rs").hash(&mut hasher);
+    for source in sources {
+        let text = fs::read(source).map_err(|error| format!("{}: {error}", source.display()))?;
+        (source, text).hash(&mut hasher);
+    }
+    let file = format!("{name}-{:016x}", hasher.finish());
+    Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).join(file))
+}
+
+/// Makes a file under another name and renames it, so that nobody sees half of it.
+fn in_place_of(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+    let temporary = path.with_extension(format!("{}.tmp.o", std::process::id()));
+    make(&temporary)?;
+    fs::rename(&temporary, path).map_err(|error| error.to_string())
+}
