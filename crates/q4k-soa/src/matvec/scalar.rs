@@ -150,7 +150,7 @@ pub(super) fn finish_dot_f32<B: Float>(mut lanes: [f64; LANES], weights: &[u8], 
 
 /// In pairs and always the same ones, so that the bits do not depend on the instructions.
 #[inline(always)]
-fn total(lanes: [f64; LANES]) -> f32 {
+pub(super) fn total(lanes: [f64; LANES]) -> f32 {
     let [a, b, c, d, e, f, g, h] = lanes;
     (((a + e) + (c + g)) + ((b + f) + (d + h))) as f32
 }

@@ -1,6 +1,6 @@
 //! Types with a scale and an offset: w = scale·q + offset, q in `0..=q_max`.
 
-use super::{half, magnitude, round};
+use super::{half, magnitude, map, round, sum};
 use crate::GROUP_ELEMS;
 use crate::block::HalfBytes;
 
@@ -186,12 +186,12 @@ impl Line {
     #[inline(always)]
     fn quants(&self, x: &Values, q_max: f32) -> Values {
         let inverse = if self.scale > 0.0 { 1.0 / self.scale } else { 0.0 };
-        x.map(|x| round(((x - self.offset) * inverse).clamp(0.0, q_max)))
+        map(x, |x| round(((x - self.offset) * inverse).clamp(0.0, q_max)))
     }
 
     #[inline(always)]
     fn error(&self, x: &Values, quants: &Values) -> f32 {
-        sum(|i| {
+        sum::<GROUP_ELEMS>(|i| {
             let error = self.scale * quants[i] + self.offset - x[i];
             error * error
         })
@@ -201,8 +201,11 @@ impl Line {
     #[inline(always)]
     fn solve(x: &Values, quants: &Values, offset: Offset) -> Option<Self> {
         let n = GROUP_ELEMS as f32;
-        let (sum_q, sum_x) = (sum(|i| quants[i]), sum(|i| x[i]));
-        let (sum_qq, sum_qx) = (sum(|i| quants[i] * quants[i]), sum(|i| quants[i] * x[i]));
+        let (sum_q, sum_x) = (sum::<GROUP_ELEMS>(|i| quants[i]), sum::<GROUP_ELEMS>(|i| x[i]));
+        let (sum_qq, sum_qx) = (
+            sum::<GROUP_ELEMS>(|i| quants[i] * quants[i]),
+            sum::<GROUP_ELEMS>(|i| quants[i] * x[i]),
+        );
         let determinant = n * sum_qq - sum_q * sum_q;
         if determinant <= 0.0 {
             return None;
@@ -239,14 +242,4 @@ fn fit(x: &Values, q_max: f32, offset: Offset) -> Line {
         }
     }
     best
-}
-
-/// In eight lanes, which vectorises.
-#[inline(always)]
-fn sum(of: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0; 8];
-    for i in 0..GROUP_ELEMS {
-        lanes[i % 8] += of(i);
-    }
-    lanes.iter().sum()
 }

@@ -65,3 +65,26 @@ fn magnitude(values: &[f32]) -> Option<f32> {
 fn half(value: f32) -> HalfBytes {
     HalfBytes::from_f32(value.clamp(-65504.0, 65504.0))
 }
+
+/// The sum over `0..N`, a multiple of 8, in eight lanes and in loops that vectorise.
+#[inline(always)]
+fn sum<const N: usize>(of: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0; 8];
+    for start in (0..N).step_by(8) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += of(start + lane);
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// As `array::map`, which does not vectorise at this length.
+#[inline(always)]
+fn map<const N: usize>(x: &[f32; N], of: impl Fn(f32) -> f32) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out = of(x);
+    }
+    out
+}

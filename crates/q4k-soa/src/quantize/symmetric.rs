@@ -1,6 +1,6 @@
 //! Types with a scale alone: w = scale·q, q in `-bias..bias`, the scale of either sign.
 
-use super::{half, magnitude, round};
+use super::{half, magnitude, map, round, sum};
 use crate::block::HalfBytes;
 
 /// Guesses of the scale put the largest magnitude at bias + this · bias / 8, once on the negative
@@ -115,7 +115,7 @@ impl Choice {
 #[inline(always)]
 fn quants<const N: usize>(x: &[f32; N], scale: f32, bias: f32) -> [f32; N] {
     let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
-    x.map(|x| round((x * inverse).clamp(-bias, bias - 1.0)))
+    map(x, |x| round((x * inverse).clamp(-bias, bias - 1.0)))
 }
 
 fn stored<const N: usize>(x: &[f32; N], scale: f32, bias: f32) -> [u8; N] {
@@ -156,14 +156,4 @@ fn fit<const N: usize>(x: &[f32; N], bias: f32) -> f32 {
         }
     }
     best
-}
-
-/// In eight lanes, which vectorises.
-#[inline(always)]
-fn sum<const N: usize>(of: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0; 8];
-    for i in 0..N {
-        lanes[i % 8] += of(i);
-    }
-    lanes.iter().sum()
 }
