@@ -77,6 +77,14 @@ pub enum KvError {
         /// The first value that is too large.
         limit: u64,
     },
+    /// Address space for fewer blocks than there are.
+    #[error("{reserved_blocks} blocks per layer reserved, there are {blocks_per_layer}")]
+    ReservationTooSmall {
+        /// Physical blocks of a layer.
+        blocks_per_layer: u32,
+        /// Blocks that address space was asked for.
+        reserved_blocks: u32,
+    },
     /// A name that is no KV element type.
     #[error("unknown KV type {name:?}, expected f32, f16, bf16, fp8 or q8")]
     UnknownKvType {

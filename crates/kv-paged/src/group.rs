@@ -1,6 +1,6 @@
 //! Layer groups and the planner's configuration.
 
-use crate::{DEFAULT_BLOCK_SIZE_TOKENS, GroupId, PlanError};
+use crate::{DEFAULT_BLOCK_SIZE_TOKENS, GroupId, KvLayout, KvType, PagedKvConfig, PlanError};
 use alloc::vec::Vec;
 
 /// Layer groups that a planner can have.
@@ -164,6 +164,24 @@ impl PlannerConfig {
         self.block_size_tokens
     }
 
+    /// Where everything of one group lies, with as many blocks as its pool has.
+    pub fn layout(
+        &self,
+        group: GroupId,
+        n_kv_head: u32,
+        head_dim: u32,
+        kv_type: KvType,
+    ) -> Result<KvLayout, PlanError> {
+        let groups = self.groups.len() as u32;
+        let Some(of) = self.groups.get(group.0 as usize) else {
+            return Err(PlanError::UnknownGroup { group, groups });
+        };
+        let shape = PagedKvConfig::new(of.layers, n_kv_head, head_dim, self.max_context_tokens)?
+            .with_block_size(self.block_size_tokens)?
+            .with_kv_type(kv_type)?;
+        Ok(KvLayout::with_blocks(&shape, of.blocks)?)
+    }
+
     /// Blocks of tokens that the prefix cache remembers at most.
     pub fn prefix_nodes(&self) -> u32 {
         let default = || {
@@ -263,6 +281,20 @@ mod tests {
             PlannerConfig::new(one, u32::MAX, u32::MAX),
             Err(PlanError::TableTooLarge { rows: 0x1_0000_0000, groups: 1, .. })
         ));
+    }
+
+    #[test]
+    fn each_group_has_a_layout_of_its_own() {
+        let groups = vec![LayerGroup::full(4, 30), LayerGroup::sliding(20, 9, 64, 0)];
+        let config = PlannerConfig::new(groups, 4, 640).unwrap();
+        let layout = |group| config.layout(GroupId(group), 2, 64, KvType::F16);
+        assert_eq!(layout(0).unwrap().total_bytes(), 4 * 30 * 16 * 2 * 2 * 64 * 2);
+        assert_eq!(layout(1).unwrap().total_bytes(), 20 * 9 * 16 * 2 * 2 * 64 * 2);
+        assert_eq!(layout(2), Err(PlanError::UnknownGroup { group: GroupId(2), groups: 2 }));
+        assert_eq!(
+            config.layout(GroupId(0), 0, 64, KvType::F16).unwrap_err().to_string(),
+            "n_kv_head must be at least 1"
+        );
     }
 
     #[test]

@@ -77,11 +77,8 @@ impl KvLayout {
     /// address stays valid while the number of blocks grows up to the reservation.
     pub fn with_reserved_blocks(self, reserved_blocks: u32) -> Result<Self, KvError> {
         if reserved_blocks < self.blocks_per_layer {
-            return Err(KvError::OutOfRange {
-                what: "blocks_per_layer",
-                index: u64::from(self.blocks_per_layer),
-                limit: u64::from(reserved_blocks),
-            });
+            let blocks_per_layer = self.blocks_per_layer;
+            return Err(KvError::ReservationTooSmall { blocks_per_layer, reserved_blocks });
         }
         let layer_stride = self.block_stride.checked_mul(u64::from(reserved_blocks));
         let total = layer_stride
@@ -366,7 +363,10 @@ mod tests {
             assert_eq!(small.elem_index(at), large.elem_index(at));
         }
         assert_eq!(small.total_bytes(), large.total_bytes());
-        assert!(small.with_reserved_blocks(1).is_err());
+        assert_eq!(
+            small.with_reserved_blocks(1),
+            Err(KvError::ReservationTooSmall { blocks_per_layer: 2, reserved_blocks: 1 })
+        );
     }
 
     #[test]

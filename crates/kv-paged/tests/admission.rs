@@ -107,6 +107,17 @@ fn a_shared_prefix_in_use_costs_nothing_and_a_cached_one_its_blocks() {
 }
 
 #[test]
+fn a_fork_will_copy_the_block_that_it_shares() {
+    let mut planner = planner(10);
+    let parent = start(&mut planner, &[1; 6], 8);
+    let maximum = AdmissionPolicy { reserve: Reserve::Maximum, ..Default::default() };
+    let large = [request(&[2; 4], 32)];
+    assert_eq!(admit(&planner, &large, &maximum), [FITS]);
+    planner.fork(parent).unwrap();
+    assert_eq!(admit(&planner, &large, &maximum), [wait(8, 6)]);
+}
+
+#[test]
 fn rows_run_out_too() {
     let mut planner = planner(60);
     for token in 0..3 {
@@ -151,19 +162,20 @@ fn a_prefix_that_is_being_computed_is_found() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     /// Whoever is admitted for its maximum reaches it, whatever the others do meanwhile.
     #[test]
     fn a_maximum_reservation_is_kept(
         requests in prop::collection::vec((0_u32..3, 0_u32..40, 1_u32..30), 1..30),
-        blocks in 12_u32..40,
+        blocks in 12_u32..80,
+        window_blocks in 5_u32..24,
         window in 1_u32..16,
         sinks in 0_u32..8,
         chunk_tokens in 1_u32..9,
         overtake: bool,
     ) {
-        let groups = vec![LayerGroup::full(1, blocks + 1), LayerGroup::sliding(1, blocks + 1, window, sinks)];
+        let groups = vec![LayerGroup::full(1, blocks + 1), LayerGroup::sliding(1, window_blocks + 1, window, sinks)];
         let mut planner = planner_of(groups, 5);
         let policy = AdmissionPolicy { reserve: Reserve::Maximum, chunk_tokens, overtake, watermark_blocks: 0 };
         let text = |kind: u32, position: u32| if position < 10 { position } else { position + 50 * kind };

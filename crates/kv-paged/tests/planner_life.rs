@@ -187,6 +187,29 @@ fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
 }
 
 #[test]
+fn what_comes_behind_a_block_that_the_cache_had_no_room_for_is_not_cached() {
+    let config = PlannerConfig::new(vec![LayerGroup::full(1, 20)], 8, 64)
+        .and_then(|c| c.with_block_size(4))
+        .unwrap()
+        .with_prefix_nodes(1);
+    let mut planner = Planner::new(config);
+    let other = computed(&mut planner, &[1; 4]);
+    let id = computed(&mut planner, &[7; 8]);
+    assert_eq!(planner.prefix_stats().uncached_blocks, 2);
+    planner.free(other).unwrap();
+    planner.drop_cached();
+    // There is room now, but this block follows eight sevens, not nothing.
+    planner.append(id, &[7; 4]).unwrap();
+    planner.commit(id, 4).unwrap();
+    assert_eq!(planner.cached_prefix_tokens(&[7; 16], 0), 0);
+    // Going back to the gap closes it.
+    planner.truncate(id, 0).unwrap();
+    planner.append(id, &[7; 4]).unwrap();
+    planner.commit(id, 4).unwrap();
+    assert_eq!(planner.cached_prefix_tokens(&[7; 16], 0), 4);
+}
+
+#[test]
 fn a_fork_takes_no_block_and_whoever_writes_first_copies_the_partial_one() {
     let mut planner = planner(20);
     let parent = computed(&mut planner, &[1, 2, 3, 4, 5, 6]);
@@ -282,6 +305,19 @@ fn a_window_hit_needs_only_the_window() {
     let (id, cached) = create(&mut planner, &text);
     assert_eq!(cached, 32);
     assert_eq!(planner.blocks(id, G).unwrap().map(|(l, _)| l).collect::<Vec<_>>(), [6, 7]);
+}
+
+#[test]
+fn a_window_hit_needs_the_sinks_too() {
+    let mut planner = planner_of(vec![LayerGroup::sliding(1, 20, 4, 4)]);
+    let text: Vec<u32> = (0..13).collect();
+    let id = computed(&mut planner, &text[..12]);
+    assert_eq!(planner.cached_prefix_tokens(&text, 0), 12);
+    // The sink block is written anew; the rest of the window is still cached.
+    planner.truncate(id, 2).unwrap();
+    planner.append(id, &[99]).unwrap();
+    assert_eq!(planner.pool(G).unwrap().evictable_blocks(), 2);
+    assert_eq!(planner.cached_prefix_tokens(&text, 0), 0);
 }
 
 #[test]
