@@ -1,0 +1,188 @@
+//! The `lane` command: one file per subcommand. Results go to stdout, everything else to stderr.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use decode_graph::Numerics;
+use kv_paged::KvType;
+
+use lane::{BackendChoice, ContextSize, LaneOptions, PlanOptions};
+
+mod fingerprint;
+mod generate;
+mod inspect;
+mod logits;
+mod progress;
+mod size;
+mod synth;
+
+use size::ByteSize;
+
+/// Runs quantised language models: everything resident, one captured graph per token.
+#[derive(Parser)]
+#[command(name = "lane", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more on stderr (repeat for still more)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text from a prompt
+    Generate(generate::Args),
+    /// Print the logits behind a prompt as JSON
+    Logits(logits::Args),
+    /// Show what a model file holds and what memory it needs; loads nothing
+    Inspect(inspect::Args),
+    /// Write a model file with random weights at a real model's shape
+    Synth(synth::Args),
+    /// Print or check the fingerprints of a file's weight matrices
+    Fingerprint(fingerprint::Args),
+}
+
+impl Cli {
+    /// Level of the log: warnings, unless more is asked for.
+    pub(crate) fn log_level(&self) -> log::LevelFilter {
+        match self.verbose {
+            0 => log::LevelFilter::Warn,
+            1 => log::LevelFilter::Info,
+            _ => log::LevelFilter::Debug,
+        }
+    }
+
+    /// Runs the subcommand.
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Generate(args) => generate::run(args),
+            Command::Logits(args) => logits::run(args),
+            Command::Inspect(args) => inspect::run(args),
+            Command::Synth(args) => synth::run(args),
+            Command::Fingerprint(args) => fingerprint::run(args),
+        }
+    }
+}
+
+/// Writes to stdout; a reader that has gone is no error of ours and ends the program quietly.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => Ok(result?),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// Which model, and how it is loaded.
+#[derive(clap::Args)]
+struct LoadArgs {
+    /// GGUF file [default: the small model inside this program]
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Where to compute
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: BackendArg,
+    /// Matrix products in 8-bit integers, or in f32 on dequantised weights
+    #[arg(long, value_enum, default_value = "q8")]
+    numerics: NumericsArg,
+    /// Element type of the KV cache [default: f16, with exact numerics f32]
+    #[arg(long, value_enum)]
+    kv_type: Option<KvTypeArg>,
+    /// Tokens of context: a number, `auto` (at most 8192, less where memory is short) or `max`
+    #[arg(short, long, value_name = "N|auto|max", default_value = "auto", value_parser = context)]
+    ctx: ContextSize,
+    /// Memory that may be used, e.g. 6GiB [default: what is available]
+    #[arg(long, value_name = "SIZE")]
+    vram: Option<ByteSize>,
+    /// Threads of the host backend [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum BackendArg {
+    Auto,
+    Host,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum NumericsArg {
+    Q8,
+    Exact,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum KvTypeArg {
+    F16,
+    F32,
+}
+
+fn context(text: &str) -> Result<ContextSize, String> {
+    match text {
+        "auto" => Ok(ContextSize::Auto),
+        "max" => Ok(ContextSize::Max),
+        _ => match text.parse() {
+            Ok(tokens) if tokens > 0 => Ok(ContextSize::Tokens(tokens)),
+            _ => Err("expected a number of tokens from 1 up, `auto` or `max`".into()),
+        },
+    }
+}
+
+impl LoadArgs {
+    fn options(&self) -> LaneOptions {
+        LaneOptions {
+            backend: match self.backend {
+                BackendArg::Auto => BackendChoice::Auto,
+                BackendArg::Host => BackendChoice::Host,
+            },
+            plan: PlanOptions {
+                context: self.ctx,
+                numerics: match self.numerics {
+                    NumericsArg::Q8 => Numerics::Q8,
+                    NumericsArg::Exact => Numerics::Exact,
+                },
+                kv_type: self.kv_type.map(|kv_type| match kv_type {
+                    KvTypeArg::F16 => KvType::F16,
+                    KvTypeArg::F32 => KvType::F32,
+                }),
+                usable_bytes: self.vram.map(|size| size.0),
+            },
+        }
+    }
+
+    /// Opens and loads the model, with a progress bar where someone watches.
+    fn load(&self) -> anyhow::Result<(lane::Lane, String)> {
+        if let Some(threads) = self.threads {
+            let threads = usize::from(threads);
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+        }
+        let file = open_model(self.model.as_deref())?;
+        let bar = progress::Bar::new("loading");
+        let lane = file
+            .load(&self.options(), &mut |at| bar.show(at.done_bytes, at.total_bytes))
+            .map_err(|error| named(self.model.as_deref(), error))?;
+        bar.finish();
+        Ok((lane, model_name(self.model.as_deref())))
+    }
+}
+
+fn open_model(path: Option<&std::path::Path>) -> anyhow::Result<lane::ModelFile> {
+    lane::ModelFile::open(path).map_err(|error| named(path, error))
+}
+
+fn named(path: Option<&std::path::Path>, error: lane::LaneError) -> anyhow::Error {
+    match path {
+        Some(path) => anyhow::anyhow!("{}: {error}", path.display()),
+        None => error.into(),
+    }
+}
+
+fn model_name(path: Option<&std::path::Path>) -> String {
+    path.map_or_else(|| lane::open::EMBEDDED_MODEL_NAME.into(), |path| path.display().to_string())
+}

@@ -1,0 +1,41 @@
+//! `lane synth`.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use lane::synth::{Mix, Shape};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Model whose shape is taken
+    #[arg(long, value_name = "NAME", value_parser = names(Shape::ALL.map(Shape::name)))]
+    shape: String,
+    /// Quantisation mix
+    #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = names(Mix::ALL.map(Mix::name)))]
+    mix: String,
+    /// Equal seeds write equal files
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+fn names<const N: usize>(names: [&'static str; N]) -> clap::builder::PossibleValuesParser {
+    names.into()
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<()> {
+    let shape = Shape::from_name(&args.shape).context("unknown shape")?;
+    let mix = Mix::from_name(&args.mix).context("unknown mix")?;
+    let path = || format!("cannot write {}", args.out.display());
+    let out = BufWriter::new(File::create(&args.out).with_context(path)?);
+    let total_bytes = lane::synth::file_bytes(shape, mix, args.seed);
+    let bar = super::progress::Bar::new("writing");
+    let progress = |done_bytes| bar.show(done_bytes, total_bytes);
+    lane::synth::write(shape, mix, args.seed, out, progress).with_context(path)?;
+    bar.finish();
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! What generation asks of a decoder, whatever backend it runs on.
+
+use decode_graph::{Drive, Head};
+use kernels_ptx::SamplingPack;
+
+use crate::residency::{ResidencyError, Telemetry};
+
+/// A loaded model with its KV cache: runs steps of one sequence.
+pub trait Decode: Send {
+    /// `host` or `cuda`.
+    fn backend(&self) -> &'static str;
+
+    /// What it runs on, for people.
+    fn device(&self) -> String;
+
+    /// Tokens of the vocabulary.
+    fn n_vocab(&self) -> u32;
+
+    /// Token slots of the KV cache.
+    fn max_context_tokens(&self) -> u32;
+
+    /// Shape of the KV cache.
+    fn kv(&self) -> kv_paged::PagedKvConfig;
+
+    /// Chooses how steps end from here on; captures a graph the first time.
+    fn prepare(&mut self, head: Head) -> Result<(), ResidencyError>;
+
+    /// Parameters of [`Head::Sampled`]; uploaded only when they changed.
+    fn set_sampling(&mut self, pack: &SamplingPack) -> Result<(), ResidencyError>;
+
+    /// Queues one step.
+    fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError>;
+
+    /// The token that the last step chose, once it is done.
+    fn token(&mut self) -> Result<u32, ResidencyError>;
+
+    /// The logits of the last step, `[n_vocab]`, once it is done.
+    fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError>;
+
+    /// A copy of everything that can be watched.
+    fn telemetry(&self) -> Telemetry;
+
+    /// The slab's allocations, for people.
+    fn report(&self) -> gpu_slab::Report;
+}

@@ -1,0 +1,205 @@
+//! A model loaded onto a backend.
+
+use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
+use gpu_slab::{Slab, View};
+use kernels_ptx::SamplingPack;
+use q4k_soa::Shape;
+
+use crate::decode::Decode;
+use crate::gguf::Gguf;
+use crate::lane::LaneError;
+use crate::layout::{self, Visit};
+use crate::memory_plan::MemoryPlan;
+use crate::model::{Model, TensorRef, VectorRef, non_finite_scales};
+use crate::residency::{Residency, ResidencyError, Telemetry, WeightSource};
+
+/// Told while weights are loaded.
+pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress<'_>);
+
+/// How far loading is.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress<'a> {
+    /// The matrix just made resident.
+    pub name: &'a str,
+    /// Bytes of the file done.
+    pub done_bytes: u64,
+    /// Bytes of the file to do.
+    pub total_bytes: u64,
+}
+
+/// A resident model with its step.
+pub struct Decoder<B: Backend> {
+    residency: Residency<B>,
+    weights: ModelWeights,
+    plan: StepPlan,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Makes the model resident in `memory` as planned, captures the greedy step and warms up.
+    pub fn load(
+        backend: B,
+        memory: B::Memory,
+        gguf: &Gguf,
+        model: &Model,
+        plan: &MemoryPlan,
+        progress: Progress<'_>,
+    ) -> Result<Self, LaneError> {
+        let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
+        let weights = residency.transaction(|residency| {
+            let weights = load_weights(residency, gguf, model, progress)?;
+            residency.kv_arena(plan.step.kv, None)?;
+            residency.step_arena(&plan.step)?;
+            Ok::<_, LaneError>(weights)
+        })?;
+        residency.seal();
+        residency.prepare_graph(&plan.step, &weights)?;
+        residency.warm_up()?;
+        Ok(Self { residency, weights, plan: plan.step.clone() })
+    }
+
+    /// What is resident.
+    pub fn residency(&self) -> &Residency<B> {
+        &self.residency
+    }
+
+    /// What is resident, to be changed.
+    pub fn residency_mut(&mut self) -> &mut Residency<B> {
+        &mut self.residency
+    }
+}
+
+/// Reads, fingerprints, packs and uploads all weights of a model.
+pub fn load_weights<B: Backend>(
+    residency: &mut Residency<B>,
+    gguf: &Gguf,
+    model: &Model,
+    progress: Progress<'_>,
+) -> Result<ModelWeights, LaneError> {
+    let total_bytes = model.matrices().map(|matrix| matrix.n_bytes()).sum();
+    let mut load =
+        Load { residency, gguf, progress, buffer: Vec::new(), done_bytes: 0, total_bytes };
+    let weights = layout::walk(gguf, model, &mut load)?;
+    // Bytes read before a file changed and bytes read after it are not one model.
+    gguf.check_unchanged()?;
+    Ok(weights)
+}
+
+struct Load<'a, 'p, B: Backend> {
+    residency: &'a mut Residency<B>,
+    gguf: &'a Gguf,
+    progress: Progress<'p>,
+    /// The one matrix that is held outside the slab.
+    buffer: Vec<u8>,
+    done_bytes: u64,
+    total_bytes: u64,
+}
+
+impl<B: Backend> Visit for Load<'_, '_, B> {
+    type Error = LaneError;
+
+    fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, LaneError> {
+        let info = matrix.info(self.gguf);
+        self.buffer.resize(info.n_bytes() as usize, 0);
+        self.gguf.read_tensor(info, 0, &mut self.buffer)?;
+        let bytes = &self.buffer;
+        let scan = non_finite_scales(matrix.ty, bytes);
+        if scan.non_finite > 0 {
+            log::warn!(
+                target: "lane",
+                "{name}: {} of {} scales are NaN or infinite",
+                scan.non_finite,
+                scan.n_scales
+            );
+        }
+        let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
+        let source = WeightSource { name, weight_type: matrix.ty, shape, bytes };
+        let (weight, _) = self.residency.make_resident(&source)?;
+        self.done_bytes += info.n_bytes();
+        (self.progress)(LoadProgress {
+            name,
+            done_bytes: self.done_bytes,
+            total_bytes: self.total_bytes,
+        });
+        Ok(weight)
+    }
+
+    fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, LaneError> {
+        let mut bytes = Vec::new();
+        for part in parts {
+            bytes.extend(self.gguf.tensor_to_vec(part.info(self.gguf))?);
+        }
+        Ok(self.residency.blob(blob_key(name), name, &bytes)?)
+    }
+
+    fn frequencies(&mut self, model: &Model) -> Result<View, LaneError> {
+        let factors = match model.rope_freqs {
+            Some(factors) => Some(self.gguf.tensor_to_vec(factors.info(self.gguf))?),
+            None => None,
+        };
+        let factors: Option<Vec<f32>> = factors.map(|bytes| bytemuck::pod_collect_to_vec(&bytes));
+        let frequencies = model.config.rope.inverse_frequencies(factors.as_deref());
+        let name = layout::FREQUENCIES;
+        Ok(self.residency.blob(blob_key(name), name, bytemuck::cast_slice(&frequencies))?)
+    }
+}
+
+/// Blobs of a model are keyed by their tensor's name.
+fn blob_key(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1)
+}
+
+impl<B> Decode for Decoder<B>
+where
+    B: Backend + Send,
+    B::Memory: Send,
+    B::Executable: Send,
+{
+    fn backend(&self) -> &'static str {
+        self.residency.backend().name()
+    }
+
+    fn device(&self) -> String {
+        self.residency.backend().device()
+    }
+
+    fn n_vocab(&self) -> u32 {
+        self.plan.dims.n_vocab
+    }
+
+    fn max_context_tokens(&self) -> u32 {
+        self.plan.kv.max_context_tokens()
+    }
+
+    fn kv(&self) -> kv_paged::PagedKvConfig {
+        self.plan.kv
+    }
+
+    fn prepare(&mut self, head: Head) -> Result<(), ResidencyError> {
+        self.plan.head = head;
+        self.residency.prepare_graph(&self.plan, &self.weights)
+    }
+
+    fn set_sampling(&mut self, pack: &SamplingPack) -> Result<(), ResidencyError> {
+        self.residency.set_sampling(pack).map(|_| ())
+    }
+
+    fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
+        self.residency.replay(drive)
+    }
+
+    fn token(&mut self) -> Result<u32, ResidencyError> {
+        self.residency.read_token()
+    }
+
+    fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
+        self.residency.read_logits(logits)
+    }
+
+    fn telemetry(&self) -> Telemetry {
+        self.residency.telemetry()
+    }
+
+    fn report(&self) -> gpu_slab::Report {
+        self.residency.slab().report()
+    }
+}

@@ -1,0 +1,208 @@
+//! The library's front door: a loaded model behind one lock.
+
+use std::sync::{Mutex, MutexGuard};
+
+use decode_graph::Head;
+
+use crate::decode::Decode;
+use crate::generate::{GenerateOptions, Generation};
+use crate::residency::{ResidencyError, Telemetry};
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// Why a lane refused. After a refusal the lane is as usable as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// The model file cannot be read.
+    #[error(transparent)]
+    Gguf(#[from] crate::gguf::GgufError),
+    /// The model in the file cannot be used.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+    /// The tokenizer's tables or the text cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Memory, graph or device refused.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// Nothing to start from.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// The prompt does not fit the context.
+    #[error("the prompt has {prompt_tokens} tokens, the context {max_context_tokens}: {advice}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens of the context.
+        max_context_tokens: u32,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A token id that the vocabulary does not have.
+    #[error("token id {id} is out of range, the vocabulary has {n_vocab} tokens")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: u32,
+    },
+    /// An option has a value that means nothing.
+    #[error("{what} {value}: must be {allowed}")]
+    Option {
+        /// Which option.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// The model does not fit the memory.
+    #[error("{0}")]
+    DoesNotFit(crate::memory_plan::DoesNotFit),
+    /// The KV cache cannot have this shape.
+    #[error(transparent)]
+    Kv(#[from] kv_paged::KvError),
+    /// Another thread panicked while it held the lane.
+    #[error("a thread panicked while it used this lane; drop it and load it again")]
+    Poisoned,
+    /// The backend asked for is not there.
+    #[error("{0}")]
+    NoBackend(String),
+}
+
+/// A loaded model: one sequence at a time, its state behind one lock.
+pub struct Lane {
+    tokenizer: Tokenizer,
+    state: Mutex<State>,
+}
+
+/// What the lock protects.
+pub(crate) struct State {
+    pub(crate) decoder: Box<dyn Decode>,
+    /// Tokens fed so far; slot i of the cache holds token i as long as there are no more than
+    /// the context has slots.
+    pub(crate) history: Vec<u32>,
+    /// The token that the last step chose.
+    pub(crate) chosen: u32,
+}
+
+impl State {
+    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), LaneError> {
+        let (n_vocab, max_context_tokens) =
+            (self.decoder.n_vocab(), self.decoder.max_context_tokens());
+        if prompt.is_empty() {
+            return Err(LaneError::EmptyPrompt);
+        }
+        if let Some(&id) = prompt.iter().find(|&&id| id >= n_vocab) {
+            return Err(LaneError::TokenOutOfRange { id, n_vocab });
+        }
+        if prompt.len() > max_context_tokens as usize {
+            return Err(LaneError::PromptTooLong {
+                prompt_tokens: prompt.len(),
+                max_context_tokens,
+                advice: "shorten it, or ask for a larger context",
+            });
+        }
+        Ok(())
+    }
+
+    /// Goes back to the longest beginning that cache and prompt share, short of the prompt's
+    /// last token, whose logits are wanted. Returns its length.
+    pub(crate) fn rewind_to_common_prefix(&mut self, prompt: &[u32]) -> usize {
+        let wrapped = self.history.len() > self.decoder.max_context_tokens() as usize;
+        let common = self.history.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kept = if wrapped { 0 } else { common.min(prompt.len().saturating_sub(1)) };
+        self.history.truncate(kept);
+        kept
+    }
+
+    /// After a failed step nothing is known about the cache.
+    pub(crate) fn forget(&mut self) {
+        self.history.clear();
+    }
+}
+
+impl Lane {
+    /// A lane over a decoder that has a model loaded.
+    pub fn new(decoder: Box<dyn Decode>, tokenizer: Tokenizer) -> Self {
+        let state = State { decoder, history: Vec::new(), chosen: 0 };
+        Self { tokenizer, state: Mutex::new(state) }
+    }
+
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Starts a generation; tokens are computed as the iterator is asked for them.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        options: GenerateOptions,
+    ) -> Result<Generation<'_>, LaneError> {
+        Generation::start(self.lock()?, &self.tokenizer, prompt, options)
+    }
+
+    /// Feeds `ids` one by one: the logits behind the last, and how likely the ids were.
+    pub fn evaluate(&self, ids: &[u32]) -> Result<Evaluation, LaneError> {
+        let mut state = self.lock()?;
+        state.check_prompt(ids)?;
+        state.decoder.prepare(Head::Greedy)?;
+        state.forget();
+        let mut logits = vec![0.0; state.decoder.n_vocab() as usize];
+        let mut nll_sum = 0.0;
+        for (index, &id) in ids.iter().enumerate() {
+            state.feed(id)?;
+            state.decoder.logits(&mut logits)?;
+            if let Some(&next) = ids.get(index + 1) {
+                nll_sum += negative_log_likelihood(&logits, next);
+            }
+        }
+        let nll_mean = (ids.len() > 1).then(|| nll_sum / (ids.len() - 1) as f64);
+        Ok(Evaluation { logits, nll_mean })
+    }
+
+    /// A copy of everything that can be watched.
+    pub fn telemetry(&self) -> Result<Telemetry, LaneError> {
+        Ok(self.lock()?.decoder.telemetry())
+    }
+
+    /// `host` or `cuda`.
+    pub fn backend(&self) -> Result<&'static str, LaneError> {
+        Ok(self.lock()?.decoder.backend())
+    }
+
+    /// What it runs on, for people.
+    pub fn device(&self) -> Result<String, LaneError> {
+        Ok(self.lock()?.decoder.device())
+    }
+
+    /// Shape of the KV cache.
+    pub fn kv(&self) -> Result<kv_paged::PagedKvConfig, LaneError> {
+        Ok(self.lock()?.decoder.kv())
+    }
+
+    /// The slab's allocations, for people.
+    pub fn report(&self) -> Result<gpu_slab::Report, LaneError> {
+        Ok(self.lock()?.decoder.report())
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>, LaneError> {
+        self.state.lock().map_err(|_| LaneError::Poisoned)
+    }
+}
+
+/// What [`Lane::evaluate`] found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Behind the last token, `[n_vocab]`.
+    pub logits: Vec<f32>,
+    /// Mean over all ids but the first, given those before, in nats; `None` for a single id.
+    pub nll_mean: Option<f64>,
+}
+
+fn negative_log_likelihood(logits: &[f32], id: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+    sum.ln() - f64::from(logits[id as usize] - max)
+}

@@ -1,0 +1,217 @@
+//! From a model and a memory budget to a context length and a byte-exact plan, before anything
+//! is allocated (S14).
+
+use decode_graph::{ModelDims, Numerics, RopePlan, StepPlan};
+use gpu_slab::Plan;
+use kernels_ptx::DeviceProfile;
+use kv_paged::{KvType, PagedKvConfig};
+
+use crate::gguf::Gguf;
+use crate::lane::LaneError;
+use crate::layout;
+use crate::model::{Model, RopePairing};
+use crate::residency::Limits;
+
+/// How many tokens the KV cache should hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextSize {
+    /// The smaller of the file's context and 8192; less when the budget does not allow it.
+    #[default]
+    Auto,
+    /// The file's context.
+    Max,
+    /// Exactly this many, or none at all.
+    Tokens(u32),
+}
+
+/// Most tokens that [`ContextSize::Auto`] takes.
+const AUTO_TOKENS: u32 = 8192;
+
+/// What decides the plan besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanOptions {
+    /// Context.
+    pub context: ContextSize,
+    /// Matrix products.
+    pub numerics: Numerics,
+    /// KV element type; by default f16 with q8 numerics, f32 with exact ones.
+    pub kv_type: Option<KvType>,
+    /// Bytes that may be used; `None`: no bound.
+    pub usable_bytes: Option<u64>,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self {
+            context: ContextSize::Auto,
+            numerics: Numerics::Q8,
+            kv_type: None,
+            usable_bytes: None,
+        }
+    }
+}
+
+/// A plan that fits.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    /// The step.
+    pub step: StepPlan,
+    /// Every allocation by name.
+    pub bytes: Plan,
+    /// The context that was wanted, where the budget allowed only less.
+    pub shrunk_from: Option<u32>,
+}
+
+/// A model that does not fit, and what would.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoesNotFit {
+    /// Bytes of the plan.
+    pub needed_bytes: u64,
+    /// Bytes of the budget.
+    pub usable_bytes: u64,
+    /// The largest context that fits, if any does.
+    pub fitting_context: Option<u32>,
+}
+
+impl std::fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let needed = self.needed_bytes.div_ceil(1 << 20);
+        let usable = self.usable_bytes >> 20;
+        let short = needed.saturating_sub(usable);
+        write!(f, "needs {needed} MiB, usable {usable}: {short} short; ")?;
+        match self.fitting_context {
+            Some(tokens) => write!(f, "-c {tokens} fits"),
+            None => write!(f, "no context fits, take a smaller model or quantisation"),
+        }
+    }
+}
+
+impl MemoryPlan {
+    /// Plans `model` on `device`, or says what is short.
+    pub fn new(
+        gguf: &Gguf,
+        model: &Model,
+        device: &DeviceProfile,
+        options: &PlanOptions,
+    ) -> Result<Self, LaneError> {
+        let max = model.config.context_length;
+        let wanted = match options.context {
+            ContextSize::Auto => max.min(AUTO_TOKENS),
+            ContextSize::Max => max,
+            ContextSize::Tokens(0) => {
+                let (what, value) = ("context", "0".to_owned());
+                return Err(LaneError::Option { what, value, allowed: "at least 1 token" });
+            }
+            ContextSize::Tokens(tokens) => tokens,
+        };
+        let attempt = |tokens: u32| -> Result<(StepPlan, Plan), LaneError> {
+            let step = step_plan(model, device, options, tokens)?;
+            let bytes = layout::count(gguf, model, &step)
+                .map_err(crate::residency::ResidencyError::from)?;
+            Ok((step, bytes))
+        };
+        let (step, bytes) = attempt(wanted)?;
+        let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
+        let needed_bytes = bytes.total_bytes();
+        if needed_bytes <= usable_bytes {
+            return Ok(Self { step, bytes, shrunk_from: None });
+        }
+        let fits = |tokens: u32| {
+            attempt(tokens).is_ok_and(|(_, bytes)| bytes.total_bytes() <= usable_bytes)
+        };
+        let fitting_context = largest_fitting(step.kv.block_size_tokens(), wanted, fits);
+        match (options.context, fitting_context) {
+            (ContextSize::Auto, Some(tokens)) => {
+                let (step, bytes) = attempt(tokens)?;
+                Ok(Self { step, bytes, shrunk_from: Some(wanted) })
+            }
+            _ => Err(LaneError::DoesNotFit(DoesNotFit {
+                needed_bytes,
+                usable_bytes,
+                fitting_context,
+            })),
+        }
+    }
+
+    /// Limits that let this plan in and nothing larger.
+    pub fn limits(&self, model: &Model) -> Limits {
+        let rows = model.matrices().map(|matrix| matrix.n_out).max().unwrap_or(0);
+        let matrix = model.matrices().map(|matrix| matrix.n_bytes()).max().unwrap_or(0);
+        let vector = model.vectors().map(|vector| vector.n_bytes()).max().unwrap_or(0);
+        Limits {
+            max_rows: rows,
+            // Three vectors of a bias are joined to one array.
+            max_blob_bytes: matrix.max(3 * vector),
+            max_kv_elems: self.step.kv.total_elems(),
+        }
+    }
+}
+
+/// The largest whole number of blocks below `wanted` tokens that fits. Need grows with context,
+/// so halving finds it.
+fn largest_fitting(block: u32, wanted: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    let (mut good, mut bad) = (0, wanted.div_ceil(block));
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if fits(middle * block) { good = middle } else { bad = middle }
+    }
+    (good > 0).then_some(good * block)
+}
+
+fn step_plan(
+    model: &Model,
+    device: &DeviceProfile,
+    options: &PlanOptions,
+    context_tokens: u32,
+) -> Result<StepPlan, LaneError> {
+    let c = &model.config;
+    let kv_type = options.kv_type.unwrap_or(match options.numerics {
+        Numerics::Q8 => KvType::F16,
+        Numerics::Exact => KvType::F32,
+    });
+    let kv = PagedKvConfig::new(c.n_layer, c.n_kv_head, c.head_dim, context_tokens)?
+        .with_kv_type(kv_type)?;
+    let dims = ModelDims {
+        n_layer: c.n_layer,
+        n_embd: c.n_embd,
+        n_head: c.n_head,
+        n_kv_head: c.n_kv_head,
+        head_dim: c.head_dim,
+        n_ff: c.n_ff,
+        n_vocab: c.n_vocab,
+    };
+    let rope = RopePlan {
+        pairing: match c.rope.pairing {
+            RopePairing::Adjacent => kernels_ptx::RopePairing::Adjacent,
+            RopePairing::Halves => kernels_ptx::RopePairing::Halves,
+        },
+        n_pairs: c.rope.dims / 2,
+        magnitude: c.rope.attention_factor(),
+    };
+    let mut plan = StepPlan::new(dims, kv, options.numerics, rope, c.norm_eps, device);
+    plan.embed_scale = c.embedding_scale;
+    Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_fitting_context_is_found() {
+        assert_eq!(largest_fitting(16, 8192, |tokens| tokens <= 2600), Some(2592));
+        assert_eq!(largest_fitting(16, 8192, |_| false), None);
+        assert_eq!(largest_fitting(16, 40, |tokens| tokens <= 32), Some(32));
+    }
+
+    #[test]
+    fn s14_a_refusal_names_the_shortage_and_what_fits() {
+        let refusal = DoesNotFit {
+            needed_bytes: 2815 << 20,
+            usable_bytes: 2204 << 20,
+            fitting_context: Some(2592),
+        };
+        let text = refusal.to_string();
+        assert_eq!(text, "needs 2815 MiB, usable 2204: 611 short; -c 2592 fits");
+    }
+}

@@ -1,0 +1,322 @@
+//! Device residency: one type that owns the slab and everything in it that a decode step needs,
+//! each thing loaded once and never moved (S1–S13).
+
+use std::collections::HashMap;
+
+use decode_graph::{
+    Backend, Drive, Graph, GraphTelemetry, Head, KvArena, ModelWeights, Recording, StepArena,
+    StepPlan, WeightRef, record,
+};
+use gpu_slab::{DeviceMemory, Slab, View};
+use kernels_ptx::{SamplingPack, TokenParams};
+use kv_paged::{BlockTable, PagedKvConfig};
+use q4k_soa::Fingerprint;
+
+mod error;
+mod limits;
+mod sticky;
+mod weights;
+
+pub use error::ResidencyError;
+pub use limits::Limits;
+pub use sticky::StickyWrite;
+pub use weights::{PreloadReport, WeightSource};
+
+pub(crate) use weights::allocate_weight;
+
+/// Owns the slab, the resident weights, blobs, the sticky slot, the KV arena, the step arena,
+/// the parameter packs, and the graphs over them.
+pub struct Residency<B: Backend> {
+    // Graphs first: they are dropped before the memory they point at.
+    graphs: HashMap<Head, Graph<B>>,
+    live: Option<Head>,
+    captures: u64,
+    backend: B,
+    slab: Slab<B::Memory>,
+    limits: Limits,
+    weights: HashMap<Fingerprint, WeightRef>,
+    resident_weight_bytes: u64,
+    blobs: HashMap<u64, weights::Blob>,
+    sticky: Option<sticky::Slot>,
+    kv: Option<KvArena>,
+    step: Option<(StepPlan, StepArena)>,
+    packs: HashMap<View, u64>,
+    d2h_bytes_per_token: Option<u64>,
+}
+
+/// Everything that can be watched, copied out: nobody can launch or change a graph with it
+/// (S10).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Telemetry {
+    /// The graph that runs, `None` before the first capture.
+    pub graph: Option<GraphTelemetry>,
+    /// Graphs captured so far.
+    pub captures: u64,
+    /// Bytes read back for the last token.
+    pub d2h_bytes_per_token: Option<u64>,
+    /// Weights resident.
+    pub resident_weights: usize,
+    /// Packed bytes of the weights resident.
+    pub resident_weight_bytes: u64,
+    /// Whether a KV arena is resident.
+    pub kv_ready: bool,
+    /// Bytes of the slab.
+    pub capacity_bytes: u64,
+    /// End of the permanent region.
+    pub permanent_end_bytes: u64,
+    /// Most bytes ever in use.
+    pub high_water_bytes: u64,
+}
+
+impl<B: Backend> Residency<B> {
+    /// An empty residency over `memory`.
+    pub fn new(backend: B, memory: B::Memory, limits: Limits) -> Self {
+        Self::over(backend, Slab::new(memory), limits)
+    }
+
+    /// A residency over a slab that may already hold things of the caller's; they stay.
+    pub fn over(backend: B, slab: Slab<B::Memory>, limits: Limits) -> Self {
+        Self {
+            graphs: HashMap::new(),
+            live: None,
+            captures: 0,
+            backend,
+            slab,
+            limits,
+            weights: HashMap::new(),
+            resident_weight_bytes: 0,
+            blobs: HashMap::new(),
+            sticky: None,
+            kv: None,
+            step: None,
+            packs: HashMap::new(),
+            d2h_bytes_per_token: None,
+        }
+    }
+
+    /// Runs `load` all or nothing: when it fails, the slab and everything resident are as they
+    /// were before.
+    pub fn transaction<T, E>(
+        &mut self,
+        load: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let checkpoint = self.slab.checkpoint();
+        let result = load(self);
+        if result.is_err() {
+            // Fails only if something was sealed meanwhile, and then it is meant to stay.
+            let rewound = self.slab.rewind(checkpoint);
+            log::debug!(target: "lane", "load undone: {rewound:?}");
+            self.forget_stale();
+        }
+        result
+    }
+
+    /// Drops every record of things whose memory has been rewound.
+    fn forget_stale(&mut self) {
+        let slab = &self.slab;
+        let alive = |view: View| slab.resolve(view).is_ok();
+        self.weights.retain(|_, weight| alive(weight.view));
+        self.resident_weight_bytes = self.weights.values().map(|w| w.view.len_bytes()).sum();
+        self.blobs.retain(|_, blob| alive(blob.view));
+        self.packs.retain(|view, _| alive(*view));
+        self.sticky = self.sticky.take().filter(|slot| alive(slot.view()));
+        self.kv = self.kv.filter(|kv| alive(kv.blocks) && alive(kv.table));
+        self.step = self.step.take().filter(|(_, arena)| alive(arena.quants));
+    }
+
+    /// The KV arena of `config`, zeroed, with `table` or the identity (S6). The same shape again
+    /// is free and keeps the contents; another shape is refused; a failure leaves nothing behind.
+    pub fn kv_arena(
+        &mut self,
+        config: PagedKvConfig,
+        table: Option<&BlockTable>,
+    ) -> Result<KvArena, ResidencyError> {
+        if let Some(kv) = self.kv {
+            if kv.config != config {
+                return Err(ResidencyError::OtherShape {
+                    what: "KV arena",
+                    resident: format!("{:?}", kv.config),
+                    asked: format!("{config:?}"),
+                });
+            }
+            if let Some(table) = table {
+                upload_table(&mut self.slab, &kv, table)?;
+            }
+            return Ok(kv);
+        }
+        if config.total_elems() > self.limits.max_kv_elems {
+            return Err(ResidencyError::Limit {
+                name: "kv".into(),
+                what: "elements",
+                found: config.total_elems(),
+                limit: self.limits.max_kv_elems,
+            });
+        }
+        let kv = self.slab.transaction(|slab| {
+            let kv = KvArena::allocate(slab, config)?;
+            slab.fill_view(kv.blocks, 0)?;
+            match table {
+                Some(table) => upload_table(slab, &kv, table)?,
+                None => upload_table(slab, &kv, &BlockTable::identity(&config))?,
+            }
+            Ok::<_, ResidencyError>(kv)
+        })?;
+        self.kv = Some(kv);
+        Ok(kv)
+    }
+
+    /// The step arena of `plan`, zeroed (S7). The same dimensions again are free, others are
+    /// refused.
+    pub fn step_arena(&mut self, plan: &StepPlan) -> Result<StepArena, ResidencyError> {
+        if let Some((resident, arena)) = &self.step {
+            let same = StepPlan { head: resident.head, ..plan.clone() } == *resident;
+            if same {
+                return Ok(*arena);
+            }
+            return Err(ResidencyError::OtherShape {
+                what: "step arena",
+                resident: format!("{:?}", resident.dims),
+                asked: format!("{:?}", plan.dims),
+            });
+        }
+        let arena = self.slab.transaction(|slab| {
+            let checkpoint = slab.used_bytes();
+            let arena = StepArena::allocate(slab, plan)?;
+            debug_assert!(slab.used_bytes() >= checkpoint);
+            for view in arena.views() {
+                slab.fill_view(view, 0)?;
+            }
+            Ok::<_, ResidencyError>(arena)
+        })?;
+        self.step = Some((plan.clone(), arena));
+        Ok(arena)
+    }
+
+    /// Writes a parameter pack, unless the same bytes are there already (S8); true if it wrote.
+    pub fn upload_pack(&mut self, view: View, bytes: &[u8]) -> Result<bool, ResidencyError> {
+        let hash = xxhash_rust::xxh3::xxh3_64(bytes);
+        if self.packs.get(&view) == Some(&hash) {
+            return Ok(false);
+        }
+        self.slab.write_view(view, 0, bytes)?;
+        self.packs.insert(view, hash);
+        Ok(true)
+    }
+
+    /// Uploads sampling parameters for the steps to come.
+    pub fn set_sampling(&mut self, pack: &SamplingPack) -> Result<bool, ResidencyError> {
+        let view = self.arena()?.sampling;
+        self.upload_pack(view, bytemuck::bytes_of(pack))
+    }
+
+    /// Makes everything resident so far permanent: from here on steps may only use what lies
+    /// behind it, and rewind to it (S2).
+    pub fn seal(&mut self) {
+        self.slab.seal();
+    }
+
+    /// Captures the step of `plan`, if no graph with its key is there, and makes it the live one
+    /// (S9). Weights, KV arena and step arena must be resident.
+    pub fn prepare_graph(
+        &mut self,
+        plan: &StepPlan,
+        weights: &ModelWeights,
+    ) -> Result<(), ResidencyError> {
+        let recording = self.record(plan, weights)?;
+        let (_, key) = Graph::bind(&self.backend, &self.slab, &recording)?;
+        if self.graphs.get(&plan.head).is_none_or(|graph| graph.key() != key) {
+            let graph = Graph::capture(&mut self.backend, &mut self.slab, &recording)?;
+            self.captures += 1;
+            self.graphs.insert(plan.head, graph);
+        }
+        self.live = Some(plan.head);
+        Ok(())
+    }
+
+    fn record(&self, plan: &StepPlan, weights: &ModelWeights) -> Result<Recording, ResidencyError> {
+        let kv = self.kv.ok_or(ResidencyError::Missing("KV arena"))?;
+        Ok(record(plan, weights, &kv, self.arena()?, &self.backend.profile())?)
+    }
+
+    /// Replays the live graph once.
+    pub fn replay(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
+        let graph = self
+            .live
+            .and_then(|head| self.graphs.get_mut(&head))
+            .ok_or(ResidencyError::Missing("graph"))?;
+        Ok(graph.replay(&mut self.backend, &mut self.slab, drive)?)
+    }
+
+    /// Waits for the queued steps and reads the token that the last one chose.
+    pub fn read_token(&mut self) -> Result<u32, ResidencyError> {
+        let view = self.arena()?.token;
+        let before = self.slab.counters().d2h_bytes;
+        let mut token = 0u32;
+        self.slab.read_view(view, 0, bytemuck::bytes_of_mut(&mut token))?;
+        self.d2h_bytes_per_token = Some(self.slab.counters().d2h_bytes - before);
+        Ok(token)
+    }
+
+    /// Waits for the queued steps and reads the logits of the last one.
+    pub fn read_logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
+        let view = self.arena()?.logits;
+        Ok(self.slab.read_view(view, 0, bytemuck::cast_slice_mut(logits))?)
+    }
+
+    /// Runs the live graph once on a scratch position, so that clocks, driver, modules and page
+    /// tables are ready before the first token (S11). Leaves the cache slot 0 written and the
+    /// step's parameters reset.
+    pub fn warm_up(&mut self) -> Result<(), ResidencyError> {
+        self.replay(Drive::Host(&[TokenParams::default()]))?;
+        self.read_token()?;
+        Ok(())
+    }
+
+    /// A copy of everything that can be watched.
+    pub fn telemetry(&self) -> Telemetry {
+        Telemetry {
+            graph: self.live.and_then(|head| self.graphs.get(&head)).map(Graph::telemetry),
+            captures: self.captures,
+            d2h_bytes_per_token: self.d2h_bytes_per_token,
+            resident_weights: self.weights.len(),
+            resident_weight_bytes: self.resident_weight_bytes,
+            kv_ready: self.kv.is_some(),
+            capacity_bytes: self.slab.capacity_bytes(),
+            permanent_end_bytes: self.slab.permanent_end_bytes(),
+            high_water_bytes: self.slab.high_water_bytes(),
+        }
+    }
+
+    /// The slab, for reports.
+    pub fn slab(&self) -> &Slab<B::Memory> {
+        &self.slab
+    }
+
+    /// The slab, for a step's own temporaries: they lie behind the permanent region and are
+    /// rewound by whoever takes them.
+    pub fn slab_mut(&mut self) -> &mut Slab<B::Memory> {
+        &mut self.slab
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    fn arena(&self) -> Result<&StepArena, ResidencyError> {
+        self.step.as_ref().map(|(_, arena)| arena).ok_or(ResidencyError::Missing("step arena"))
+    }
+}
+
+fn upload_table<M: DeviceMemory>(
+    slab: &mut Slab<M>,
+    kv: &KvArena,
+    table: &BlockTable,
+) -> Result<(), ResidencyError> {
+    let bytes: &[u8] = bytemuck::cast_slice(table.entries());
+    if bytes.len() as u64 != kv.table.len_bytes() {
+        let (expected, found) = (kv.table.len_bytes() / 4, table.entries().len() as u64);
+        return Err(ResidencyError::Table { expected, found });
+    }
+    Ok(slab.write_view(kv.table, 0, bytes)?)
+}

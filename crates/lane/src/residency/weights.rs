@@ -1,0 +1,161 @@
+//! Resident weights (S3) and blobs (S4).
+
+use decode_graph::{Backend, WeightRef};
+use gpu_slab::{Allocate, SlabError, View};
+use q4k_soa::{Fingerprint, PackedLayout, Shape, WeightType, fingerprint, pack_rows_planes};
+
+use super::{Residency, ResidencyError};
+
+/// A weight matrix as a GGUF file stores it.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightSource<'a> {
+    /// Name for reports and errors.
+    pub name: &'a str,
+    /// Quantisation.
+    pub weight_type: WeightType,
+    /// Rows and row length.
+    pub shape: Shape,
+    /// The blocks, row by row.
+    pub bytes: &'a [u8],
+}
+
+/// What a preload did.
+#[derive(Debug, Default, PartialEq)]
+pub struct PreloadReport {
+    /// Weights that became resident.
+    pub newly_resident: usize,
+    /// Weights that already were: nothing was packed or copied for them.
+    pub already_resident: usize,
+    /// Entries refused, by index in the list, with the reason.
+    pub refused: Vec<(usize, ResidencyError)>,
+}
+
+/// Source bytes packed and uploaded at a time: bounds the staging memory, and keeps a chunk
+/// within the caches between packing and copying.
+const CHUNK_BYTES: u64 = 4 << 20;
+
+/// Room for a packed matrix; the one place that decides it, for plans and for loading.
+pub(crate) fn allocate_weight(
+    memory: &mut impl Allocate,
+    name: &str,
+    layout: &PackedLayout,
+) -> Result<View, SlabError> {
+    memory.allocate(name, layout.len_bytes())
+}
+
+/// A blob that is resident.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blob {
+    pub(super) view: View,
+    content_hash: u64,
+}
+
+impl<B: Backend> Residency<B> {
+    /// Makes weights resident. A bad entry does not stop the rest; a weight that does not fit is
+    /// refused with the shortage, and nothing resident is evicted.
+    pub fn preload(&mut self, list: &[WeightSource<'_>]) -> PreloadReport {
+        let mut report = PreloadReport::default();
+        for (index, source) in list.iter().enumerate() {
+            match self.make_resident(source) {
+                Ok((_, true)) => report.newly_resident += 1,
+                Ok((_, false)) => report.already_resident += 1,
+                Err(error) => report.refused.push((index, error)),
+            }
+        }
+        report
+    }
+
+    /// Makes one weight resident; true if it was not before.
+    pub fn make_resident(
+        &mut self,
+        source: &WeightSource<'_>,
+    ) -> Result<(WeightRef, bool), ResidencyError> {
+        let name = source.name;
+        self.check_limit(name, "rows", source.shape.n_out.into(), self.limits.max_rows.into())?;
+        let found = source.bytes.len() as u64;
+        self.check_limit(name, "bytes", found, self.limits.max_blob_bytes)?;
+        let weight_error = |source| ResidencyError::Weight { name: name.into(), source };
+        let layout =
+            PackedLayout::planes(source.weight_type, source.shape).map_err(weight_error)?;
+        let key = fingerprint(&layout, source.bytes).map_err(weight_error)?;
+        if let Some(weight) = self.weights.get(&key) {
+            return Ok((*weight, false));
+        }
+        let view = self.slab.transaction(|slab| {
+            let view = allocate_weight(slab, name, &layout)?;
+            upload(slab, view, &layout, source)?;
+            Ok::<_, ResidencyError>(view)
+        })?;
+        let weight = WeightRef { view, weight_type: source.weight_type, shape: source.shape };
+        self.weights.insert(key, weight);
+        self.resident_weight_bytes += view.len_bytes();
+        Ok((weight, true))
+    }
+
+    /// The resident weight with this fingerprint.
+    pub fn weight(&self, key: Fingerprint) -> Option<WeightRef> {
+        self.weights.get(&key).copied()
+    }
+
+    /// Makes a small immutable array resident under the caller's key. The same key with the same
+    /// bytes is free; key 0, no bytes, or more than the limit is refused.
+    pub fn blob(&mut self, key: u64, name: &str, bytes: &[u8]) -> Result<View, ResidencyError> {
+        if key == 0 {
+            return Err(ResidencyError::ZeroKey { name: name.into() });
+        }
+        if bytes.is_empty() {
+            return Err(ResidencyError::Empty { name: name.into() });
+        }
+        self.check_limit(name, "bytes", bytes.len() as u64, self.limits.max_blob_bytes)?;
+        let content_hash = xxhash_rust::xxh3::xxh3_64(bytes);
+        if let Some(blob) = self.blobs.get(&key) {
+            let held_bytes = blob.view.len_bytes();
+            if (blob.content_hash, held_bytes) == (content_hash, bytes.len() as u64) {
+                return Ok(blob.view);
+            }
+            return Err(ResidencyError::KeyTaken { name: name.into(), key, held_bytes });
+        }
+        let view = self.slab.allocate_and_write(name, bytes)?;
+        self.blobs.insert(key, Blob { view, content_hash });
+        Ok(view)
+    }
+
+    fn check_limit(
+        &self,
+        name: &str,
+        what: &'static str,
+        found: u64,
+        limit: u64,
+    ) -> Result<(), ResidencyError> {
+        if found <= limit {
+            return Ok(());
+        }
+        Err(ResidencyError::Limit { name: name.into(), what, found, limit })
+    }
+}
+
+/// Packs chunk by chunk, so that no second copy of the matrix is ever held.
+fn upload<M: gpu_slab::DeviceMemory>(
+    slab: &mut gpu_slab::Slab<M>,
+    view: View,
+    layout: &PackedLayout,
+    source: &WeightSource<'_>,
+) -> Result<(), ResidencyError> {
+    let row_bytes = layout.row_bytes();
+    let rows_per_chunk = (CHUNK_BYTES / row_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+    let n_out = source.shape.n_out;
+    let mut staging = vec![0; (u64::from(rows_per_chunk.min(n_out)) * row_bytes) as usize];
+    let mut first = 0;
+    while first < n_out {
+        let end = first.saturating_add(rows_per_chunk).min(n_out);
+        let bytes = (u64::from(first) * row_bytes) as usize..(u64::from(end) * row_bytes) as usize;
+        let staging = &mut staging[..bytes.len()];
+        let pieces = pack_rows_planes(layout, first..end, &source.bytes[bytes], staging)
+            .map_err(|error| ResidencyError::Weight { name: source.name.into(), source: error })?;
+        for piece in pieces.iter() {
+            slab.write_view(view, piece.offset_bytes, &staging[piece.staging()])?;
+        }
+        first = end;
+    }
+    Ok(())
+}

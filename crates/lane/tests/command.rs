@@ -1,0 +1,229 @@
+//! The `lane` command as a user meets it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn lane(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lane")).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = lane(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn whale() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/whale-5.8m-q4_k_m.gguf")
+}
+
+/// Refused with this exit code and one sentence on stderr; returns the sentence.
+fn refused(args: &[&str], code: i32) -> String {
+    let output = lane(args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    if code == 1 {
+        assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+    }
+    stderr
+}
+
+#[test]
+fn generate_streams_text_and_summarises_on_stderr() {
+    let output = lane(&["generate", "Call me Ishmael.", "-n", "24", "--temp", "0"]);
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.split_whitespace().count() > 8, "{text}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    for part in ["24 tokens", "tok/s", "72 nodes", "0 H2D bytes/token", "slab"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+}
+
+#[test]
+fn generate_json_has_every_field_and_the_planned_bytes() {
+    let own = json(&["generate", "It was", "-n", "8", "--temp", "0", "--json"]);
+    let host = json(&["generate", "It was", "-n", "8", "--temp", "0", "--json", "--drive", "host"]);
+    assert_eq!(own["graph"]["h2d_bytes_per_token"], 0);
+    assert_eq!(host["graph"]["h2d_bytes_per_token"], 12);
+    assert_eq!(own["ids"], host["ids"]);
+    assert_eq!(own["text"], host["text"]);
+    assert_eq!(own["stop"], "length");
+    assert_eq!(own["backend"], "host");
+    for (object, fields) in [
+        ("graph", &["key", "nodes", "d2h_bytes_per_token", "captures", "replays"][..]),
+        ("slab", &["capacity_bytes", "high_water_bytes", "resident_weights", "resident_bytes"]),
+        ("kv", &["max_context_tokens", "block_size", "blocks", "bytes"]),
+        ("timing", &["load_ms", "first_token_ms", "decode_tokens_per_s", "decode_ms_per_token"]),
+    ] {
+        for field in fields {
+            assert!(!own[object][field].is_null(), "{object}.{field}");
+        }
+    }
+    let inspected = json(&["inspect", whale().to_str().unwrap(), "--json"]);
+    assert_eq!(inspected["plan"]["total_bytes"], own["slab"]["permanent_end_bytes"]);
+    assert_eq!(
+        inspected["plan"]["kv_bytes"].as_u64().unwrap(),
+        own["kv"]["bytes"].as_u64().unwrap() + 6 * 32 * 4
+    );
+}
+
+#[test]
+fn generate_reads_stdin() {
+    use std::io::Write;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lane"))
+        .args(["generate", "-", "-n", "4", "--temp", "0", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"Call me Ishmael.").unwrap();
+    let piped: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    let given = json(&["generate", "Call me Ishmael.", "-n", "4", "--temp", "0", "--json"]);
+    assert_eq!(piped["ids"], given["ids"]);
+}
+
+#[test]
+fn logits_prints_the_fields_of_a_reference_case() {
+    let logits = json(&["logits", "--prompt", "Call me Ishmael. Some years ago", "--json"]);
+    assert_eq!(logits["top"].as_array().unwrap().len(), 16);
+    assert_eq!(logits["probe"].as_array().unwrap().len(), 64);
+    let ids: Vec<String> =
+        logits["ids"].as_array().unwrap().iter().map(|id| id.to_string()).collect();
+    let by_ids = json(&["logits", "--ids", &ids.join(",")]);
+    assert_eq!(by_ids, logits);
+}
+
+#[test]
+fn inspect_says_what_fits() {
+    let path = whale();
+    let path = path.to_str().unwrap();
+    let fits = json(&["inspect", path, "--json", "--gpu", "a2000"]);
+    assert_eq!(fits["fits"], true);
+    assert!(fits["max_tokens_per_s"].as_f64().unwrap() > 10_000.0);
+    let short = json(&["inspect", path, "--json", "--vram", "4600000", "-c", "512"]);
+    assert_eq!(short["fits"], false);
+    assert!(short["refusal"].as_str().unwrap().contains("fits"), "{}", short["refusal"]);
+    let text = lane(&["inspect", path, "--vram", "6GiB"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(
+        text.contains("Q4_K") && text.contains("total") && text.contains("fits into"),
+        "{text}"
+    );
+}
+
+#[test]
+fn fingerprints_check_against_their_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = whale();
+    let path = path.to_str().unwrap();
+    let printed = lane(&["fingerprint", path]);
+    assert!(printed.status.success());
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert_eq!(text.lines().count(), 1 + 6 * 7);
+    let manifest = folder.path().join("manifest");
+    std::fs::write(&manifest, &text).unwrap();
+    let manifest_path = manifest.to_str().unwrap();
+    assert!(lane(&["fingerprint", path, "--check", manifest_path]).status.success());
+    let wrong = text.replacen(&text[..4], "0000", 1);
+    std::fs::write(&manifest, wrong).unwrap();
+    let sentence = refused(&["fingerprint", path, "--check", manifest_path], 1);
+    assert!(sentence.contains("1 of 43 matrices differ"), "{sentence}");
+}
+
+#[test]
+fn synth_writes_a_model_that_generates() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let path = path.to_str().unwrap();
+    let made = lane(&["synth", "--shape", "tiny", "--mix", "q4_k_m", "--seed", "7", "--out", path]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let generated = json(&["generate", "abc", "-m", path, "-n", "4", "--temp", "0", "--json"]);
+    assert_eq!(generated["ids"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn usage_errors_exit_with_2() {
+    for args in [
+        &["generate"][..],
+        &["generate", "x", "-c", "0"],
+        &["generate", "x", "--vram", "lots"],
+        &["generate", "x", "--threads", "0"],
+        &["logits"],
+        &["logits", "--prompt", "a", "--ids", "1"],
+        &["logits", "--ids", "1,x"],
+        &["inspect"],
+        &["synth", "--shape", "gpt-5", "--out", "x"],
+        &["frobnicate"],
+    ] {
+        refused(args, 2);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn invalid_utf8_on_the_command_line_is_a_usage_error() {
+    use std::os::unix::ffi::OsStrExt;
+    let output = Command::new(env!("CARGO_BIN_EXE_lane"))
+        .arg("generate")
+        .arg(std::ffi::OsStr::from_bytes(b"caf\xe9"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+}
+
+#[test]
+fn bad_input_exits_with_1_and_one_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let model = std::fs::read(whale()).unwrap();
+    let missing = folder.path().join("missing.gguf");
+    let folder_path = folder.path().to_str().unwrap().to_owned();
+    for path in [
+        missing.to_str().unwrap().to_owned(),
+        folder_path,
+        file("empty.gguf", b""),
+        file("text.gguf", b"this is not a model file at all, just some text"),
+        file("truncated.gguf", &model[..model.len() - 1]),
+        file("header.gguf", &model[..100]),
+    ] {
+        for command in ["inspect", "fingerprint"] {
+            refused(&[command, &path], 1);
+        }
+        let sentence = refused(&["generate", "x", "-m", &path], 1);
+        assert!(sentence.contains(&path), "{sentence}");
+    }
+    refused(&["generate", ""], 1);
+    refused(&["logits", "--prompt", ""], 1);
+    refused(&["logits", "--ids", "1,4096"], 1);
+    refused(&["generate", "x", "--temp", "-1"], 1);
+    refused(&["generate", "x", "--top-p", "7"], 1);
+    refused(&["generate", "x", "--vram", "1MiB"], 1);
+    refused(&["generate", "a b c d e f g h i j k l m n o p q r s t u", "-c", "4"], 1);
+    let out = missing.join("x").to_str().unwrap().to_owned();
+    refused(&["synth", "--shape", "tiny", "--out", &out], 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_closed_stdout_is_no_panic() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lane"))
+        .args(["generate", "Call me Ishmael.", "-n", "200"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+    assert!(output.status.success());
+}
