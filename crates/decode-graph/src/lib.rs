@@ -6,9 +6,12 @@ mod graph;
 mod key;
 mod launch;
 mod plan;
+pub mod ptx;
 mod step;
 mod telemetry;
 
+#[cfg(feature = "cuda")]
+pub use backend::cuda::CudaBackend;
 pub use backend::{Backend, BackendError, HostBackend};
 pub use graph::{Drive, Graph, GraphError};
 pub use key::GraphKey;

@@ -23,9 +23,9 @@ pub use allocate::{Allocate, DEFAULT_ALIGN_BYTES};
 pub use arena::Arena;
 pub use counters::Counters;
 pub use error::SlabError;
+pub use ladder::{DEFAULT_LADDER, Refusal, ladder_from};
 #[cfg(feature = "cuda")]
 pub use memory::cuda;
-pub use ladder::{DEFAULT_LADDER, Refusal, ladder_from};
 pub use memory::{DeviceMemory, HostMemory, MemoryError};
 pub use plan::Plan;
 pub use report::{Allocation, Report};

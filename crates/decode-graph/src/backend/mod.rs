@@ -5,6 +5,9 @@ use kernels_ptx::DeviceProfile;
 
 use crate::launch::{ByteRange, Launch};
 
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
 mod host;
 
 pub use host::HostBackend;

@@ -107,9 +107,7 @@ impl CudaContext {
         if index >= count {
             let (code, message) = match count {
                 0 => (DriverError::NO_DEVICE, "the driver offers no device".to_string()),
-                _ => {
-                    (DriverError::INVALID_DEVICE, format!("device {index} of {count}, from 0 on"))
-                }
+                _ => (DriverError::INVALID_DEVICE, format!("device {index} of {count}, from 0 on")),
             };
             return Err(DriverError::other("open the device", code, message));
         }
