@@ -23,16 +23,16 @@ pub(super) struct Args {
     #[arg(short, default_value_t = 128, value_name = "N")]
     n: u32,
     /// Temperature; 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temp: f32,
     /// Keep this many likeliest tokens (0: 1024)
     #[arg(long, default_value_t = 40)]
     top_k: u32,
     /// Keep the likeliest tokens that together are this probable
-    #[arg(long, default_value_t = 0.95)]
+    #[arg(long, default_value_t = 0.95, allow_negative_numbers = true)]
     top_p: f32,
     /// Keep tokens at least this probable relative to the likeliest
-    #[arg(long, default_value_t = 0.05)]
+    #[arg(long, default_value_t = 0.05, allow_negative_numbers = true)]
     min_p: f32,
     /// Equal seeds draw equal texts
     #[arg(long, default_value_t = 1)]
