@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -97,7 +98,7 @@ struct Context {
 
 #endif
 
-// Stacks with a guard page below, kept for the next block and launch.
+// Stacks with a guard page below, those of one launch.
 class Stacks {
 public:
     unsigned char* get(size_t index) {
@@ -121,7 +122,30 @@ public:
 private:
     std::vector<unsigned char*> stacks;
 };
-thread_local Stacks stacks;
+
+// Stacks that no launch uses, for the next one. Not of a thread: its destructors would keep an
+// unloaded library in memory.
+class StackPool {
+public:
+    std::unique_ptr<Stacks> take() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (unused.empty()) {
+            return std::unique_ptr<Stacks>(new Stacks);
+        }
+        std::unique_ptr<Stacks> stacks = std::move(unused.back());
+        unused.pop_back();
+        return stacks;
+    }
+    void give_back(std::unique_ptr<Stacks> stacks) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        unused.push_back(std::move(stacks));
+    }
+
+private:
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Stacks>> unused;
+};
+StackPool stack_pool;
 
 }  // namespace
 
@@ -193,6 +217,7 @@ struct Launch {
     bool locate;
 
     Context scheduler;
+    std::unique_ptr<Stacks> stacks;
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<uint32_t> ready;
@@ -630,7 +655,7 @@ void Launch::run_block(dim3 block) {
         fibre.linear = i;
         fibre.waited = false;
         fibre.state = State::Ready;
-        fibre.context.start(stacks.get(i), fibre_main);
+        fibre.context.start(stacks->get(i), fibre_main);
         ready.push_back(i);
     }
     while (n_done < fibres.size()) {
@@ -756,9 +781,11 @@ __attribute__((visibility("default"))) int shim_launch(const char* name, const u
     here.random = seed | 1;
     here.steps_left = uint64_t(1) << 27;
     here.locate = locate != 0;
+    here.stacks = stack_pool.take();
     launch = &here;
     here.run();
     launch = nullptr;
+    stack_pool.give_back(std::move(here.stacks));
     self = nullptr;
     if (here.failed) {
         return refuse(here.error);

@@ -32,7 +32,7 @@ struct Allocation;
 struct Thread {
     dim3 index, block, block_dim, grid_dim;
 };
-extern __thread Thread* self __attribute__((tls_model("initial-exec")));
+extern __thread Thread* self;
 
 enum class Access { Read, Constant, Write, Atomic };
 enum class WarpOp { Xor, Up, Down, Index, Ballot, All, Any, Add, Min, Max, Sync };

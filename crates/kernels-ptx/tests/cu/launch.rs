@@ -16,7 +16,7 @@ pub(crate) struct Storage {
 impl Storage {
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let words = vec![0u128; bytes.len().div_ceil(16) + 1];
-        let first = if words.as_ptr() as usize % 32 == 0 { 16 } else { 0 };
+        let first = if (words.as_ptr() as usize).is_multiple_of(32) { 16 } else { 0 };
         let mut storage = Self { words, first, len: bytes.len() };
         storage.bytes_mut().copy_from_slice(bytes);
         storage

@@ -4,4 +4,6 @@
 mod cases;
 mod compile;
 mod launch;
+mod mutants;
+mod net;
 mod twin;

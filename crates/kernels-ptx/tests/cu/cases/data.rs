@@ -67,11 +67,6 @@ impl Builder {
         self.add(Memory { bytes, set: None, compare })
     }
 
-    /// f32 results that belong together as a whole.
-    pub(crate) fn floats_out(&mut self, n: u32) -> Buf {
-        self.output::<f32>(n, Compare::F32 { per: n as usize })
-    }
-
     /// A packed matrix of random bytes with halves and floats that are numbers. What lies
     /// between its planes is not set.
     pub(crate) fn matrix(
