@@ -106,7 +106,7 @@ impl Launch<View> {
         let (label, kernel) = (self.label, self.kernel.name());
         let mut args = Vec::with_capacity(self.args.len());
         for (arg, param) in self.args.iter().zip(self.kernel.params()) {
-            let bound = arg.clone().try_map(|view| {
+            let bound = (*arg).try_map(|view| {
                 let range = slab.resolve(view).map_err(|source| BindError::View {
                     label,
                     kernel,

@@ -74,7 +74,7 @@ impl HostLaunch {
         let mut args = TwinArgs::new();
         for (index, arg) in self.launch.args.iter().enumerate() {
             args.push(
-                arg.clone()
+                (*arg)
                     .try_map(|range| {
                         if let Some(mine) = exclusive[index].take() {
                             return Ok(Slice::Exclusive(mine));
