@@ -98,7 +98,8 @@ fn s14_the_plan_is_what_loading_allocates_and_nothing_comes_after() {
         assert_eq!(loaded.capacity_bytes, plan.bytes.total_bytes());
         let report = lane.report().unwrap();
         let places = |allocations: &[gpu_slab::Allocation]| -> Vec<_> {
-            let place = |a: &gpu_slab::Allocation| (a.name.to_string(), a.offset_bytes, a.len_bytes);
+            let place =
+                |a: &gpu_slab::Allocation| (a.name.to_string(), a.offset_bytes, a.len_bytes);
             allocations.iter().map(place).collect()
         };
         assert_eq!(places(&report.allocations), places(plan.bytes.allocations()));

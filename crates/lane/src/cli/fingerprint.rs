@@ -18,7 +18,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let expected = args.check.as_ref().map(|path| read_manifest(path)).transpose()?;
+    let expected = args.check.as_ref().map(read_manifest).transpose()?;
     let file = open_model(Some(&args.file))?;
     let (mut differing, mut checked) = (Vec::new(), 0);
     for matrix in file.model.matrices() {

@@ -24,7 +24,7 @@ impl FromStr for ByteSize {
         };
         let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a size"))?;
         let bytes = number * factor;
-        if bytes >= 1.0 && bytes < 1e18 {
+        if (1.0..1e18).contains(&bytes) {
             Ok(Self(bytes as u64))
         } else {
             Err(format!("`{text}` is out of range"))
