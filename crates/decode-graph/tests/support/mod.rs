@@ -1,10 +1,10 @@
-//! A tiny Llama with random weights on a host slab.
+//! A tiny Llama with random weights on a slab, the host's if nothing else is said.
 
 use decode_graph::{
-    Graph, Head, HostBackend, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics, Recording,
-    RopePlan, StepArena, StepPlan, WeightRef, record,
+    Backend, Graph, Head, HostBackend, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics,
+    Recording, RopePlan, StepArena, StepPlan, WeightRef, record,
 };
-use gpu_slab::{HostMemory, Slab, View};
+use gpu_slab::{DeviceMemory, HostMemory, Slab, View};
 use kernels_ptx::{DeviceProfile, RopePairing};
 use kv_paged::{BlockTable, KvType, PagedKvConfig};
 use q4k_soa::{PackedLayout, Shape, WeightType, pack, quantize};
@@ -21,8 +21,12 @@ pub(crate) const DIMS: ModelDims = ModelDims {
 
 pub(crate) const CONTEXT: u32 = 48;
 
-pub(crate) struct Tiny {
-    pub(crate) slab: Slab<HostMemory>,
+/// Enough for the model with any numerics.
+pub(crate) const MEMORY_BYTES: u64 = 8 << 20;
+
+pub(crate) struct Tiny<M = HostMemory> {
+    pub(crate) slab: Slab<M>,
+    pub(crate) profile: DeviceProfile,
     pub(crate) plan: StepPlan,
     pub(crate) weights: ModelWeights,
     pub(crate) kv: KvArena,
@@ -49,9 +53,28 @@ impl Random {
 
 impl Tiny {
     pub(crate) fn new(numerics: Numerics, kv_type: KvType, shuffled: bool, n_tokens: u32) -> Self {
-        let mut slab = Slab::new(HostMemory::new(8 << 20).unwrap());
+        let memory = HostMemory::new(MEMORY_BYTES).unwrap();
+        Self::in_memory(memory, DeviceProfile::A2000, numerics, kv_type, shuffled, n_tokens)
+    }
+
+    pub(crate) fn capture(&mut self, head: Head) -> Graph<HostBackend> {
+        self.capture_on(&mut HostBackend, head)
+    }
+}
+
+impl<M: DeviceMemory> Tiny<M> {
+    /// The same model wherever it lies.
+    pub(crate) fn in_memory(
+        memory: M,
+        profile: DeviceProfile,
+        numerics: Numerics,
+        kv_type: KvType,
+        shuffled: bool,
+        n_tokens: u32,
+    ) -> Self {
+        let mut slab = Slab::new(memory);
         let mut random = Random(7);
-        let mut matrix = |slab: &mut Slab<HostMemory>, name: &str, ty, n_out: u32, n_in: u32| {
+        let mut matrix = |slab: &mut Slab<M>, name: &str, ty, n_out: u32, n_in: u32| {
             let shape = Shape { n_out, n_in };
             let layout = PackedLayout::planes(ty, shape).unwrap();
             let values = random.normals((n_out * n_in) as usize, 1.0 / (n_in as f32).sqrt());
@@ -100,24 +123,28 @@ impl Tiny {
             .unwrap();
         let rope =
             RopePlan { pairing: RopePairing::Adjacent, n_pairs: d.head_dim / 2, magnitude: 1.0 };
-        let mut plan = StepPlan::new(d, kv, numerics, rope, 1e-5, &DeviceProfile::A2000);
+        let mut plan = StepPlan::new(d, kv, numerics, rope, 1e-5, &profile);
         plan.n_tokens = n_tokens;
         let kv = KvArena::allocate(&mut slab, kv).unwrap();
         let table =
             if shuffled { shuffled_table(&plan.kv) } else { BlockTable::identity(&plan.kv) };
         slab.write_view(kv.table, 0, bytemuck::cast_slice(table.entries())).unwrap();
         let arena = StepArena::allocate(&mut slab, &plan).unwrap();
-        Self { slab, plan, weights, kv, arena }
+        Self { slab, profile, plan, weights, kv, arena }
     }
 
     pub(crate) fn record(&self) -> Recording {
-        record(&self.plan, &self.weights, &self.kv, &self.arena, &DeviceProfile::A2000).unwrap()
+        record(&self.plan, &self.weights, &self.kv, &self.arena, &self.profile).unwrap()
     }
 
-    pub(crate) fn capture(&mut self, head: Head) -> Graph<HostBackend> {
+    pub(crate) fn capture_on<B: Backend<Memory = M>>(
+        &mut self,
+        backend: &mut B,
+        head: Head,
+    ) -> Graph<B> {
         self.plan.head = head;
         let recording = self.record();
-        Graph::capture(&mut HostBackend, &mut self.slab, &recording).unwrap()
+        Graph::capture(backend, &mut self.slab, &recording).unwrap()
     }
 
     pub(crate) fn u32(&mut self, view: View) -> u32 {

@@ -88,6 +88,28 @@ fn place(launch: &Launch<impl Sized>) -> String {
     format!("{}, {}", launch.label, launch.kernel.name())
 }
 
+fn function<'a>(
+    modules: &'a Modules,
+    launch: &Launch<impl Sized>,
+) -> Result<&'a modules::Function, BackendError> {
+    let found = modules.function(launch.kernel);
+    found.ok_or_else(|| refusal(place(launch), "the loaded PTX has no such kernel"))
+}
+
+/// # Safety
+///
+/// As [`launch::launch`], with the function that the modules have for the launch.
+unsafe fn queue(
+    stream: &CudaStream,
+    modules: &Modules,
+    launch: &Launch<u64>,
+) -> Result<(), BackendError> {
+    let function = function(modules, launch)?;
+    // SAFETY: the caller's word for the addresses; the function is the launch's kernel.
+    let queued = unsafe { launch::launch(stream, function, launch) };
+    queued.map_err(|e| error(place(launch), &e))
+}
+
 impl CudaBackend {
     /// The backend of device number `index`, on a stream of its own.
     ///
@@ -231,7 +253,7 @@ impl CudaBackend {
         self.make_current("launch")?;
         self.prepare(launch)?;
         // SAFETY: the caller's word; the context is current.
-        let queued = unsafe { self.queue(launch) };
+        let queued = unsafe { queue(&self.stream, &self.modules, launch) };
         if queued.is_ok() {
             self.last = Last::Launch(place(launch));
         }
@@ -240,25 +262,8 @@ impl CudaBackend {
 
     /// What must not happen inside of a capture.
     fn prepare(&self, launch: &Launch<impl Sized>) -> Result<(), BackendError> {
-        let function = self
-            .modules
-            .function(launch.kernel)
-            .ok_or_else(|| refusal(place(launch), "the loaded PTX has no such kernel"))?;
-        let allowed = function.allow_shared(launch.geometry.shared_bytes);
+        let allowed = function(&self.modules, launch)?.allow_shared(launch.geometry.shared_bytes);
         allowed.map_err(|e| error(place(launch), &e))
-    }
-
-    /// # Safety
-    ///
-    /// As [`launch::launch`].
-    unsafe fn queue(&self, launch: &Launch<u64>) -> Result<(), BackendError> {
-        let function = self
-            .modules
-            .function(launch.kernel)
-            .ok_or_else(|| refusal(place(launch), "the loaded PTX has no such kernel"))?;
-        // SAFETY: the caller's word for the addresses; the function is the launch's kernel.
-        let queued = unsafe { launch::launch(&self.stream, function, launch) };
-        queued.map_err(|e| error(place(launch), &e))
     }
 
     /// The launch with addresses in `memory`, which must be ordered on the same stream.
@@ -325,11 +330,11 @@ impl CudaBackend {
             self.prepare(launch)?;
             bound.push(self.bind(memory, launch)?);
         }
-        let mut externals = std::mem::take(&mut self.externals);
+        let Self { externals, stream, modules, mode, .. } = self;
         let record = || {
             for index in 0..=bound.len() {
                 for external in externals.iter_mut().filter(|e| e.before == index) {
-                    let recorded = (external.record)(self.stream.as_raw());
+                    let recorded = (external.record)(stream.as_raw());
                     recorded.map_err(|code| {
                         error(format!("{external:?}"), &DriverError::from_code("recording", code))
                     })?;
@@ -338,15 +343,12 @@ impl CudaBackend {
                     // SAFETY: every range was checked to lie in the memory, which the graph keeps
                     // alive, and to overlap nothing that is written (`Launch::bind`); buffers have
                     // the bytes of their shapes (`Args::list`) and the slab's alignment.
-                    unsafe { self.queue(launch) }?;
+                    unsafe { queue(stream, modules, launch) }?;
                 }
             }
             Ok(())
         };
-        let (allocation, modules) = (memory.allocation().clone(), self.modules.clone());
-        let graph = CudaGraph::capture(&self.stream, self.mode, allocation, modules, record);
-        self.externals = externals;
-        graph
+        CudaGraph::capture(stream, *mode, memory.allocation().clone(), modules.clone(), record)
     }
 }
 

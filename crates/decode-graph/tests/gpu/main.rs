@@ -1,0 +1,22 @@
+//! The CUDA backend on a GPU: every kernel against its CPU twin, the step against the host's, and
+//! what happens when things go wrong. Without a GPU every test says that it was skipped.
+//!
+//! `KERNELS_SEED` repeats a run, `GPU_TESTS_REQUIRED=1` makes a skipped test fail. Needs no files:
+//! the binary can be carried to another machine.
+
+/// The cases that the kernels are also run on as host code.
+#[path = "../../../kernels-ptx/tests/cu"]
+mod cu {
+    #[allow(dead_code, reason = "it serves another test too")]
+    pub(crate) mod cases;
+}
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "it serves another test too")]
+mod support;
+
+mod capture;
+mod device;
+mod faults;
+mod kernels;
+mod model_shapes;
+mod step;

@@ -1,0 +1,447 @@
+//! Launches of models that people use, with the geometry of the device at hand.
+
+use bytemuck::Pod;
+use decode_graph::{Backend, CudaBackend};
+use half::f16;
+use kernels_ptx::ops::{
+    advance, argmax_finish, argmax_slices, attention, attention_combine, embed, gemv_f32, gemv_q8,
+    quantize_q8, rms_norm, rms_norm_q8, rope_append, sample,
+};
+use kernels_ptx::{Candidate, DeviceProfile, Kernel, SamplingPack};
+use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
+
+use crate::cu::cases::{Buf, Builder, Case, Compare, Memory, Random};
+
+#[derive(Clone, Copy)]
+struct Model {
+    name: &'static str,
+    n_embd: u32,
+    n_head: u32,
+    n_kv_head: u32,
+    head_dim: u32,
+    n_ff: u32,
+    n_vocab: u32,
+    /// Of most matrices, and of the rest.
+    types: [WeightType; 2],
+    bias: bool,
+}
+
+const MODELS: [Model; 4] = [
+    Model {
+        name: "Llama 3.2 1B",
+        n_embd: 2048,
+        n_head: 32,
+        n_kv_head: 8,
+        head_dim: 64,
+        n_ff: 8192,
+        n_vocab: 128_256,
+        types: [WeightType::Q4K, WeightType::Q6K],
+        bias: false,
+    },
+    Model {
+        name: "Llama 3.1 8B",
+        n_embd: 4096,
+        n_head: 32,
+        n_kv_head: 8,
+        head_dim: 128,
+        n_ff: 14_336,
+        n_vocab: 32_064, // the rest of 128 256 rows is more of the same
+        types: [WeightType::Q4K, WeightType::Q6K],
+        bias: false,
+    },
+    Model {
+        name: "Qwen2.5 0.5B",
+        n_embd: 896,
+        n_head: 14,
+        n_kv_head: 2,
+        head_dim: 64,
+        n_ff: 4864,
+        n_vocab: 151_936,
+        types: [WeightType::Q5_0, WeightType::Q8_0],
+        bias: true,
+    },
+    Model {
+        name: "SmolLM2 135M",
+        n_embd: 576,
+        n_head: 9,
+        n_kv_head: 3,
+        head_dim: 64,
+        n_ff: 1536,
+        n_vocab: 49_152,
+        types: [WeightType::Q4_1, WeightType::Q8_0],
+        bias: false,
+    },
+];
+
+/// The cases of a kernel.
+pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> {
+    let random = &mut Random::new(seed ^ 0x5eed);
+    let device = &backend.profile();
+    let mut cases = Vec::new();
+    for model in MODELS {
+        match kernel {
+            Kernel::Embed => cases.push(embed_case(model, device, random)),
+            Kernel::RmsNorm | Kernel::RmsNormQ8 => {
+                cases.push(norm_case(kernel, model, device, random));
+            }
+            Kernel::QuantizeQ8 => cases.push(quantize_case(model, device, random)),
+            Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => {
+                cases.push(rope_case(kernel, model, device, random));
+            }
+            Kernel::AttentionF32 | Kernel::AttentionF16 => {
+                for (n_context, window) in [(1, 0), (777, 0), (4097, 0), (8192, 0), (9000, 1024)] {
+                    let context = Context { n_context, max_context_tokens: 8192, window };
+                    cases.push(attention_case(kernel, model, context, device, random));
+                }
+            }
+            Kernel::AttentionCombine => cases.push(combine_case(model, device, random)),
+            Kernel::ArgmaxSlices => cases.push(slices_case(model, device, random)),
+            Kernel::ArgmaxFinish => cases.push(finish_case(model, device, random)),
+            Kernel::Sample => cases.extend(sample_cases(model, device, random)),
+            Kernel::Advance => cases.push(advance_case(model, device)),
+            _ => gemv_cases(kernel, model, device, random, &mut cases),
+        }
+    }
+    cases
+}
+
+/// A case's buffers with their lengths.
+#[derive(Default)]
+struct Buffers {
+    builder: Builder,
+    len_bytes: Vec<u64>,
+}
+
+impl Buffers {
+    fn input<T: Pod>(&mut self, values: &[T]) -> Buf {
+        self.len_bytes.push(size_of_val(values) as u64);
+        self.builder.input(values)
+    }
+
+    fn output<T: Pod>(&mut self, n: u32, compare: Compare) -> Buf {
+        self.len_bytes.push(u64::from(n) * size_of::<T>() as u64);
+        self.builder.output::<T>(n, compare)
+    }
+
+    fn memory(&mut self, memory: Memory) -> Buf {
+        self.len_bytes.push(memory.bytes.len() as u64);
+        self.builder.add(memory)
+    }
+
+    fn matrix(&mut self, ty: WeightType, n_out: u32, n_in: u32, random: &mut Random) -> Buf {
+        let layout = PackedLayout::planes(ty, Shape { n_out, n_in }).expect("a possible shape");
+        self.len_bytes.push(layout.len_bytes());
+        self.builder.matrix(ty, n_out, n_in, random)
+    }
+}
+
+/// Makes the case of arguments: they check themselves, geometry is the device's.
+macro_rules! case {
+    ($buffers:expr, $kernel:expr, $label:expr, $args:expr, $device:expr) => {{
+        let args = $args;
+        let Buffers { builder, len_bytes } = $buffers;
+        let list = args.list($kernel, |buf: Buf| len_bytes[buf.id]);
+        builder.case($kernel, $label, list, args.geometry($device))
+    }};
+}
+
+fn embed_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_embd, n_vocab, types: [_, ty], .. } = model;
+    let mut b = Buffers::default();
+    let tokens = [7, 7, random.below(n_vocab), 8, 8, n_vocab - 1];
+    let args = embed::Args {
+        table: b.matrix(ty, n_vocab, n_embd, random),
+        tokens: b.input(&tokens),
+        x: b.output::<f32>(2 * n_embd, Compare::F32 { per: 1 }),
+        ggml_type: ty.ggml_id(),
+        n_tokens: 2,
+        n_vocab,
+        n_embd,
+        scale: 1.0,
+    };
+    case!(b, Kernel::Embed, format!("{}, {ty}", model.name), args, device)
+}
+
+fn norm_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let n = model.n_embd;
+    let mut b = Buffers::default();
+    let x = b.input(&random.floats(n as usize));
+    let weight = b.input(&random.floats(n as usize));
+    if kernel == Kernel::RmsNorm {
+        let y = b.output::<f32>(n, Compare::F32 { per: 1 });
+        let args = rms_norm::Args { x, weight, y, n_tokens: 1, n, eps: 1e-5 };
+        return case!(b, kernel, model.name.into(), args, device);
+    }
+    let quants = b.output::<i8>(n, Compare::Exact);
+    let groups = b.output::<Q8Group>(n / 32, Compare::F32 { per: 1 });
+    let args = rms_norm_q8::Args { x, weight, quants, groups, n_tokens: 1, n, eps: 1e-5 };
+    case!(b, kernel, model.name.into(), args, device)
+}
+
+fn quantize_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let n = model.n_ff;
+    let mut b = Buffers::default();
+    let args = quantize_q8::Args {
+        x: b.input(&random.floats(n as usize)),
+        quants: b.output::<i8>(n, Compare::Exact),
+        groups: b.output::<Q8Group>(n / 32, Compare::Exact),
+        n_tokens: 1,
+        n,
+    };
+    case!(b, Kernel::QuantizeQ8, model.name.into(), args, device)
+}
+
+/// A matrix product of a step.
+struct Product {
+    what: &'static str,
+    parts: Vec<(WeightType, u32)>,
+    n_in: u32,
+    bias: bool,
+}
+
+fn products(kernel: Kernel, model: Model) -> Vec<Product> {
+    let Model { n_embd, n_ff, n_vocab, types: [most, rest], .. } = model;
+    let (q, kv) = (model.n_head * model.head_dim, model.n_kv_head * model.head_dim);
+    let product = |what, parts, n_in| Product { what, parts, n_in, bias: false };
+    match kernel {
+        Kernel::GemvQ8Store | Kernel::GemvF32Store => vec![
+            Product {
+                bias: model.bias,
+                ..product("qkv", vec![(most, q), (most, kv), (rest, kv)], n_embd)
+            },
+            product("logits", vec![(rest, n_vocab)], n_embd),
+        ],
+        Kernel::GemvQ8Add | Kernel::GemvF32Add => {
+            vec![product("o", vec![(most, n_embd)], q), product("down", vec![(rest, n_embd)], n_ff)]
+        }
+        _ => vec![product("gate and up", vec![(most, n_ff), (most, n_ff)], n_embd)],
+    }
+}
+
+fn gemv_cases(
+    kernel: Kernel,
+    model: Model,
+    device: &DeviceProfile,
+    random: &mut Random,
+    cases: &mut Vec<Case>,
+) {
+    let swiglu = matches!(kernel, Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu);
+    let adds = matches!(kernel, Kernel::GemvQ8Add | Kernel::GemvF32Add);
+    let q8 = matches!(kernel, Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu);
+    for Product { what, parts, n_in, bias } in products(kernel, model) {
+        let part = |index: usize| parts.get(index).copied();
+        let n_out = |index| part(index).map_or(0, |(_, rows)| rows);
+        let ggml_type = |index| part(index).map_or(0, |(ty, _)| ty.ggml_id());
+        let total = n_out(0) + n_out(1) + n_out(2);
+        let n_rows = if swiglu { n_out(0) } else { total };
+        let label = format!("{} {what}, {parts:?} × {n_in}", model.name);
+        let mut b = Buffers::default();
+        let [w0, w1, w2] =
+            [0, 1, 2].map(|index| part(index).map(|(ty, rows)| b.matrix(ty, rows, n_in, random)));
+        let w0 = w0.expect("a product has a matrix");
+        let bias = bias.then(|| b.input(&random.floats(total as usize)));
+        let residual = adds.then(|| b.input(&random.floats(n_rows as usize)));
+        let out = b.output::<f32>(n_rows, Compare::F32 { per: n_rows as usize });
+        // Results of the size of 1: beyond, SwiGLU makes much of little differences.
+        let scale = 0.5 / (n_in as f32).sqrt();
+        let x: Vec<f32> = random.floats(n_in as usize).iter().map(|x| x * scale).collect();
+        macro_rules! args {
+            ($op:ident, $($input:tt)*) => {
+                $op::Args {
+                    w0, w1, w2, $($input)* bias, residual, out,
+                    type0: ggml_type(0), type1: ggml_type(1), type2: ggml_type(2),
+                    n_out0: n_out(0), n_out1: n_out(1), n_out2: n_out(2),
+                    n_rows, n_in, n_tokens: 1,
+                }
+            };
+        }
+        cases.push(if q8 {
+            let mut quants = vec![0i8; n_in as usize];
+            let mut groups = vec![Q8Group::default(); n_in as usize / 32];
+            q4k_soa::quantize_q8(&x, &mut quants, &mut groups);
+            let (quants, groups) = (b.input(&quants), b.input(&groups));
+            case!(b, kernel, label, args!(gemv_q8, quants, groups,), device)
+        } else {
+            let x = b.input(&x);
+            case!(b, kernel, label, args!(gemv_f32, x,), device)
+        });
+    }
+}
+
+const BLOCK_SIZE: u32 = 16;
+
+/// One layer's blocks, full of numbers.
+fn cache(model: Model, n_blocks: u32, half: bool, random: &mut Random) -> Vec<u8> {
+    let elems = n_blocks * 2 * model.n_kv_head * BLOCK_SIZE * model.head_dim;
+    let values = random.floats(elems as usize);
+    if half {
+        values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()
+    } else {
+        bytemuck::cast_slice(&values).to_vec()
+    }
+}
+
+fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_head, n_kv_head, head_dim, .. } = model;
+    let half = kernel == Kernel::RopeAppendF16;
+    let (n_blocks, n_pairs) = (64, head_dim / 2);
+    let position = 100_000 + random.below(1000);
+    let frequencies: Vec<f64> =
+        (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
+    let kv = cache(model, n_blocks, half, random);
+    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let mut b = Buffers::default();
+    let args = rope_append::Args {
+        qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
+        q_norm: None,
+        k_norm: None,
+        inverse_frequencies: b.input(&frequencies),
+        tokens: b.input(&[position, position % (n_blocks * BLOCK_SIZE), 1]),
+        block_table: b.input(&random.shuffled(n_blocks)),
+        q: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
+        kv: b.memory(Memory { bytes: kv, set: None, compare }),
+        n_tokens: 1,
+        n_head,
+        n_kv_head,
+        head_dim,
+        n_pairs,
+        pairing: 0,
+        block_size: BLOCK_SIZE,
+        n_blocks,
+        kv_elem_bytes: if half { 2 } else { 4 },
+        norm_eps: 1e-5,
+        magnitude: 1.0,
+    };
+    case!(b, kernel, model.name.into(), args, device)
+}
+
+/// How far a sequence has come.
+#[derive(Clone, Copy, Debug)]
+struct Context {
+    n_context: u32,
+    max_context_tokens: u32,
+    window: u32,
+}
+
+fn attention_case(
+    kernel: Kernel,
+    model: Model,
+    context: Context,
+    device: &DeviceProfile,
+    random: &mut Random,
+) -> Case {
+    let Model { n_head, n_kv_head, head_dim, .. } = model;
+    let Context { n_context, max_context_tokens, window } = context;
+    let half = kernel == Kernel::AttentionF16;
+    let n_blocks = max_context_tokens / BLOCK_SIZE;
+    let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
+    let position = n_context - 1;
+    let kv = cache(model, n_blocks, half, random);
+    let record = 2 + head_dim;
+    let mut b = Buffers::default();
+    let args = attention::Args {
+        q: b.input(&random.floats((n_head * head_dim) as usize)),
+        kv: b.memory(Memory { bytes: kv, set: None, compare: Compare::Exact }),
+        block_table: b.input(&random.shuffled(n_blocks)),
+        tokens: b.input(&[position, position % max_context_tokens, 0]),
+        partials: b
+            .output::<f32>(n_head * n_segments * record, Compare::F32 { per: record as usize }),
+        n_tokens: 1,
+        n_head,
+        n_kv_head,
+        head_dim,
+        block_size: BLOCK_SIZE,
+        n_blocks,
+        max_context_tokens,
+        n_segments,
+        segment_min: DeviceProfile::SEGMENT_MIN,
+        window,
+        kv_elem_bytes: if half { 2 } else { 4 },
+        scale: 1.0 / (head_dim as f32).sqrt(),
+    };
+    case!(b, kernel, format!("{}, {context:?}", model.name), args, device)
+}
+
+fn combine_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_head, head_dim, n_kv_head, .. } = model;
+    let n_segments = device.attention_segments(n_kv_head, 8192);
+    let mut partials = Vec::new();
+    for _ in 0..n_head * n_segments {
+        partials.extend([random.float() * 8.0, random.float() + 1.5]);
+        partials.extend(random.floats(head_dim as usize));
+    }
+    let mut b = Buffers::default();
+    let args = attention_combine::Args {
+        partials: b.input(&partials),
+        out: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
+        n_tokens: 1,
+        n_head,
+        head_dim,
+        n_segments,
+    };
+    case!(
+        b,
+        Kernel::AttentionCombine,
+        format!("{}, {n_segments} segments", model.name),
+        args,
+        device
+    )
+}
+
+fn slices_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let n_vocab = model.n_vocab;
+    let n_slices = device.argmax_slices(n_vocab);
+    let mut b = Buffers::default();
+    let args = argmax_slices::Args {
+        logits: b.input(&random.floats(n_vocab as usize)),
+        best: b.output::<Candidate>(n_slices, Compare::Exact),
+        n_vocab,
+        n_slices,
+    };
+    case!(b, Kernel::ArgmaxSlices, format!("{n_vocab} in {n_slices}"), args, device)
+}
+
+fn finish_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let n_slices = device.argmax_slices(model.n_vocab);
+    let best: Vec<Candidate> =
+        (0..n_slices).map(|i| Candidate { value: random.float(), index: i * 1000 + 5 }).collect();
+    let mut b = Buffers::default();
+    let args = argmax_finish::Args {
+        best: b.input(&best),
+        token: b.output::<u32>(1, Compare::Exact),
+        n_slices,
+    };
+    case!(b, Kernel::ArgmaxFinish, format!("{n_slices} slices"), args, device)
+}
+
+fn sample_cases(model: Model, device: &DeviceProfile, random: &mut Random) -> Vec<Case> {
+    let n_vocab = model.n_vocab;
+    let logits: Vec<f32> = random.floats(n_vocab as usize).iter().map(|x| x * 12.0).collect();
+    let packs =
+        [(0.8, 40, 0.95, 0.05), (1.0, 0, 1.0, 0.0), (1.3, 100, 0.9, 0.0), (0.0, 0, 1.0, 0.0)];
+    let case = |(temperature, top_k, top_p, min_p)| {
+        let (seed_low, seed_high) = (random.bits() as u32, random.bits() as u32);
+        let pack = SamplingPack { temperature, top_k, top_p, min_p, seed_low, seed_high };
+        let mut b = Buffers::default();
+        let args = sample::Args {
+            logits: b.input(&logits),
+            sampling: b.input(&[pack]),
+            tokens: b.input(&[random.below(8192), 0, 0]),
+            token: b.output::<u32>(1, Compare::Exact),
+            n_vocab,
+        };
+        case!(b, Kernel::Sample, format!("{n_vocab}, {pack:?}"), args, device)
+    };
+    packs.into_iter().map(case).collect()
+}
+
+fn advance_case(model: Model, device: &DeviceProfile) -> Case {
+    let mut b = Buffers::default();
+    let args = advance::Args {
+        token: b.input(&[model.n_vocab - 1]),
+        tokens: b.input(&[8191u32, 8191, 3]),
+        step_count: b.input(&[8191u32]),
+        max_context_tokens: 8192,
+    };
+    case!(b, Kernel::Advance, model.name.into(), args, device)
+}
