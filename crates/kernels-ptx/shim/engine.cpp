@@ -11,314 +11,12 @@
 // - a barrier that some threads miss, or that they reach at different lines; a warp operation
 //   whose lanes are missing, at another operation, or at another line; a deadlock;
 // - more steps than a kernel needs.
+#include "launch.hpp"
 #include "shim.hpp"
-
-#include <dlfcn.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
-
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 namespace shim {
 
 __thread Thread* self;
-
-// ---- fibres ----
-
-namespace {
-
-constexpr size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4 << 10;
-
-#if defined(__x86_64__)
-
-extern "C" void shim_switch(void** from, void* to);
-asm(R"(
-.text
-.hidden shim_switch
-.type shim_switch, @function
-shim_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size shim_switch, . - shim_switch
-)");
-
-struct Context {
-    void* stack_pointer = nullptr;
-
-    void start(unsigned char* stack, void (*entry)()) {
-        void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
-        // A return address that is never used keeps the alignment of a call; then what
-        // shim_switch takes: entry and six registers, a frame pointer of 0 among them.
-        top -= 8;
-        for (int i = 0; i < 8; i++) {
-            top[i] = nullptr;
-        }
-        top[6] = reinterpret_cast<void*>(entry);
-        stack_pointer = top;
-    }
-    void switch_to(Context& to) { shim_switch(&stack_pointer, to.stack_pointer); }
-};
-
-#else
-
-struct Context {
-    ucontext_t context;
-
-    void start(unsigned char* stack, void (*entry)()) {
-        getcontext(&context);
-        context.uc_stack.ss_sp = stack;
-        context.uc_stack.ss_size = STACK_BYTES;
-        context.uc_link = nullptr;
-        makecontext(&context, entry, 0);
-    }
-    void switch_to(Context& to) { swapcontext(&context, &to.context); }
-};
-
-#endif
-
-// Stacks with a guard page below, those of one launch.
-class Stacks {
-public:
-    unsigned char* get(size_t index) {
-        while (stacks.size() <= index) {
-            void* mapped = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (mapped == MAP_FAILED || mprotect(mapped, GUARD_BYTES, PROT_NONE) != 0) {
-                fprintf(stderr, "shim: no memory for the stack of a fibre\n");
-                abort();
-            }
-            stacks.push_back(static_cast<unsigned char*>(mapped) + GUARD_BYTES);
-        }
-        return stacks[index];
-    }
-    ~Stacks() {
-        for (unsigned char* stack : stacks) {
-            munmap(stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-        }
-    }
-
-private:
-    std::vector<unsigned char*> stacks;
-};
-
-// Stacks that no launch uses, for the next one. Not of a thread: its destructors would keep an
-// unloaded library in memory.
-class StackPool {
-public:
-    std::unique_ptr<Stacks> take() {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (unused.empty()) {
-            return std::unique_ptr<Stacks>(new Stacks);
-        }
-        std::unique_ptr<Stacks> stacks = std::move(unused.back());
-        unused.pop_back();
-        return stacks;
-    }
-    void give_back(std::unique_ptr<Stacks> stacks) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        unused.push_back(std::move(stacks));
-    }
-
-private:
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Stacks>> unused;
-};
-StackPool stack_pool;
-
-}  // namespace
-
-// ---- memory ----
-
-namespace {
-
-// Who touched a byte. An interval is the time between two barriers of one block; they are counted
-// through the launch. A warp's phase counts its __syncwarp.
-struct Cell {
-    uint32_t write_interval, read_interval;  // 0: never
-    uint16_t write_thread, write_phase, read_thread, read_phase;
-    bool initialised : 1;
-    bool atomic : 1;             // the write was
-    bool foreign_write : 1;      // an earlier block wrote, atomically, before the one recorded
-    bool foreign_read : 1;       // an earlier block read, before the one recorded
-    bool many_readers : 1;       // of the recorded warp, interval and phase
-    bool many_warps_read : 1;    // in the recorded interval
-};
-
-}  // namespace
-
-struct Allocation {
-    const char* name;
-    unsigned char* base;
-    uint64_t bytes;
-    bool shared, writable;
-    std::unique_ptr<Cell[]> cells;
-
-    Allocation(const char* name, unsigned char* base, uint64_t bytes, bool shared, bool writable)
-        : name(name), base(base), bytes(bytes), shared(shared), writable(writable),
-          cells(new Cell[bytes]()) {}
-};
-
-// ---- a launch ----
-
-namespace {
-
-enum class State { Ready, Barrier, Warp, Done };
-
-struct Fibre : Thread {
-    Context context;
-    State state;
-    uint32_t linear;
-    bool waited;  // for inputs
-    const char* file;
-    int line;
-    uint64_t value;  // of the warp operation, then its result
-};
-
-struct Warp {
-    uint32_t arrived, mask, operand_of[32];
-    WarpOp op;
-    uint16_t phase;
-};
-
-struct SharedArray {
-    const void* site;
-    std::unique_ptr<unsigned char[]> memory;
-    Allocation allocation;
-};
-
-struct Launch {
-    const Kernel* kernel;
-    const Arg* args;
-    dim3 grid, block_dim;
-    uint64_t random;
-    uint64_t steps_left;
-    bool locate;
-
-    Context scheduler;
-    std::unique_ptr<Stacks> stacks;
-    std::vector<Fibre> fibres;
-    std::vector<Warp> warps;
-    std::vector<uint32_t> ready;
-    std::vector<std::unique_ptr<SharedArray>> shared_arrays;
-    uint32_t n_done = 0, n_at_barrier = 0;
-    uint32_t interval = 0, block_first_interval = 0;
-
-    std::string error;
-    bool failed = false;
-
-    uint32_t draw(uint32_t below) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        return uint32_t((random >> 32) * below >> 32);
-    }
-    Fibre& running() { return *static_cast<Fibre*>(self); }
-    void suspend() { running().context.switch_to(scheduler); }
-
-    void run();
-    void run_block(dim3 block);
-    void release_barrier();
-    void explain_deadlock();
-};
-
-__thread Launch* launch;
-
-__attribute__((format(printf, 1, 2))) std::string text(const char* format, ...) {
-    char buffer[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(buffer, sizeof buffer, format, args);
-    va_end(args);
-    return buffer;
-}
-
-// Source lines of the calls that led here, those of the kernel's own files.
-std::string source_lines() {
-    std::string command;
-    struct Frame {
-        const Frame* caller;
-        unsigned char* return_address;
-    };
-    auto frame = static_cast<const Frame*>(__builtin_frame_address(0));
-    for (int depth = 0; frame != nullptr && depth < 32; depth++, frame = frame->caller) {
-        Dl_info info;
-        if (frame->return_address == nullptr || dladdr(frame->return_address, &info) == 0) {
-            break;
-        }
-        if (command.empty()) {
-            command = text("addr2line -i -e '%s'", info.dli_fname);
-        }
-        const auto base = static_cast<unsigned char*>(info.dli_fbase);
-        command += text(" %#lx", static_cast<unsigned long>(frame->return_address - 1 - base));
-    }
-    command += " 2>/dev/null";
-    std::string lines;
-    if (FILE* pipe = popen(command.c_str(), "r")) {
-        char line[512];
-        while (fgets(line, sizeof line, pipe) != nullptr) {
-            std::string where(line);
-            where = where.substr(0, where.find_first_of(" \n"));
-            if (where.find(".cu") != std::string::npos) {
-                lines += (lines.empty() ? " at " : ", from ") + where.substr(where.rfind('/') + 1);
-            }
-        }
-        pclose(pipe);
-    }
-    return lines;
-}
-
-std::string place(const Fibre& fibre) {
-    return text("block (%u, %u, %u), thread %u", fibre.block.x, fibre.block.y, fibre.block.z,
-                fibre.linear);
-}
-
-// Ends the launch from inside a fibre, which is not resumed.
-__attribute__((noinline)) void fail(const std::string& message) {
-    launch->error = place(launch->running()) + ": " + message;
-    if (launch->locate) {
-        launch->error += source_lines();
-    }
-    launch->failed = true;
-    launch->suspend();
-}
-
-void count_step() {
-    if (launch->steps_left-- == 0) {
-        fail("the kernel does not end");
-    }
-}
-
-void fibre_main() {
-    Launch& l = *launch;
-    l.kernel->call(l.args);
-    l.running().state = State::Done;
-    l.n_done++;
-    l.suspend();
-}
-
-}  // namespace
 
 // ---- checks of an access ----
 
@@ -330,83 +28,6 @@ const char* verb(Access access) {
 
 std::string named(const Allocation& allocation) {
     return text("%s %s", allocation.shared ? "shared" : "argument", allocation.name);
-}
-
-__attribute__((noinline)) void fail_race(const Allocation& allocation, uint64_t offset,
-                                         Access access, const char* other, uint32_t interval,
-                                         uint32_t thread) {
-    const bool other_block = interval < launch->block_first_interval;
-    fail(text("race: %s byte %lu of %s, which ", verb(access), static_cast<unsigned long>(offset),
-              named(allocation).c_str()) +
-         (other_block ? text("another block %s", other) : text("thread %u %s", thread, other)));
-}
-
-struct Toucher {
-    uint32_t thread, interval, block_first_interval;
-    uint16_t phase;
-
-    // Whether something done by `thread` then is not ordered before what is done now.
-    bool races(uint32_t thread_then, uint32_t interval_then, uint16_t phase_then) const {
-        if (interval_then == 0) {
-            return false;
-        }
-        if (interval_then < block_first_interval) {
-            return true;  // another block
-        }
-        if (interval_then < interval || thread_then == thread) {
-            return false;
-        }
-        return thread_then / 32 != thread / 32 || phase_then == phase;
-    }
-};
-
-inline void touch(const Allocation& allocation, uint64_t offset, Access access,
-                  const Toucher& now) {
-    Cell& cell = allocation.cells[offset];
-    const bool writes = access == Access::Write || access == Access::Atomic;
-    const bool both_atomic = access == Access::Atomic && cell.atomic;
-    const bool unordered = now.races(cell.write_thread, cell.write_interval, cell.write_phase);
-    if (!both_atomic && (unordered || cell.foreign_write)) {
-        fail_race(allocation, offset, access, "wrote", cell.foreign_write ? 1 : cell.write_interval,
-                  cell.write_thread);
-    }
-    if (writes) {
-        const bool same_interval = cell.read_interval == now.interval;
-        const bool many = same_interval &&
-                          (cell.many_warps_read ||
-                           (cell.many_readers && (cell.read_thread / 32 != now.thread / 32 ||
-                                                  cell.read_phase == now.phase)));
-        if (many || cell.foreign_read ||
-            now.races(cell.read_thread, cell.read_interval, cell.read_phase)) {
-            fail_race(allocation, offset, access, "read",
-                      cell.foreign_read ? 1 : cell.read_interval, cell.read_thread);
-        }
-        if (cell.write_interval != 0 && cell.write_interval < now.block_first_interval) {
-            cell.foreign_write = true;
-        }
-        cell.atomic = access == Access::Atomic;
-        cell.initialised = true;
-        cell.write_interval = now.interval;
-        cell.write_thread = uint16_t(now.thread);
-        cell.write_phase = now.phase;
-        return;
-    }
-    if (cell.read_interval == now.interval) {
-        const bool same_warp = cell.read_thread / 32 == now.thread / 32;
-        if (!same_warp) {
-            cell.many_warps_read = true;
-        }
-        const bool same_phase = same_warp && cell.read_phase == now.phase;
-        cell.many_readers = same_phase && (cell.many_readers || cell.read_thread != now.thread);
-    } else {
-        if (cell.read_interval != 0 && cell.read_interval < now.block_first_interval) {
-            cell.foreign_read = true;
-        }
-        cell.many_warps_read = cell.many_readers = false;
-    }
-    cell.read_interval = now.interval;
-    cell.read_thread = uint16_t(now.thread);
-    cell.read_phase = now.phase;
 }
 
 }  // namespace
@@ -442,7 +63,13 @@ void access(const Allocation* allocation, const unsigned char* at, unsigned size
             fail(text("%s byte %lu of %s, uninitialised", verb(access),
                       static_cast<unsigned long>(i), named(*allocation).c_str()));
         }
-        touch(*allocation, i, access, now);
+        const Race race = touch(allocation->cells[i], access, now);
+        if (race.done != nullptr) {
+            fail(text("race: %s byte %lu of %s, which ", verb(access),
+                      static_cast<unsigned long>(i), named(*allocation).c_str()) +
+                 (race.other_block ? text("another block %s", race.done)
+                                   : text("thread %u %s", race.thread, race.done)));
+        }
     }
 }
 
@@ -591,8 +218,6 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, unsigned operand, const 
 
 // ---- the scheduler ----
 
-namespace {
-
 void Launch::release_barrier() {
     const Fibre* first = nullptr;
     for (Fibre& fibre : fibres) {
@@ -700,12 +325,10 @@ void Launch::run() {
     }
 }
 
-const Kernel*& kernels() {
+static const Kernel*& kernels() {
     static const Kernel* first = nullptr;
     return first;
 }
-
-}  // namespace
 
 bool add(Kernel* kernel) {
     kernel->next = kernels();
@@ -731,9 +354,11 @@ struct ShimArg {
 };
 
 // 0 when the kernel ran to its end and nothing was wrong. Otherwise `error` says what was.
-__attribute__((visibility("default"))) int shim_launch(const char* name, const uint32_t grid[3], const uint32_t block[3],
-                const ShimArg* args, size_t n_args, uint64_t seed, int locate, char* error,
-                size_t error_bytes) {
+__attribute__((visibility("default"))) int shim_launch(const char* name, const uint32_t grid[3],
+                                                       const uint32_t block[3],
+                                                       const ShimArg* args, size_t n_args,
+                                                       uint64_t seed, int locate, char* error,
+                                                       size_t error_bytes) {
     using namespace shim;
     const Kernel* kernel = kernels();
     while (kernel != nullptr && strcmp(kernel->name, name) != 0) {
@@ -779,7 +404,7 @@ __attribute__((visibility("default"))) int shim_launch(const char* name, const u
     here.grid = {grid[0], grid[1], grid[2]};
     here.block_dim = {block[0], block[1], block[2]};
     here.random = seed | 1;
-    here.steps_left = uint64_t(1) << 27;
+    here.steps_left = uint64_t(1) << 24;
     here.locate = locate != 0;
     here.stacks = stack_pool.take();
     launch = &here;

@@ -77,11 +77,10 @@ impl Compiler {
 
     /// The object of the engine.
     fn engine(&self) -> Result<PathBuf, String> {
-        let sources = [shim().join("engine.cpp"), shim().join("shim.hpp")];
-        let object = cached("engine", &sources)?.with_extension("o");
+        let object = cached("engine", &files_of(&shim())?)?.with_extension("o");
         if !object.exists() {
             let args = ["-O2", "-Wall", "-Wextra", "-Werror", "-c"];
-            in_place_of(&object, |to| self.run(&args, &[&sources[0]], to))?;
+            in_place_of(&object, |to| self.run(&args, &[&shim().join("engine.cpp")], to))?;
         }
         Ok(object)
     }
@@ -131,11 +130,8 @@ impl Compiler {
         name: &str,
         units: &[(PathBuf, Vec<&str>)],
     ) -> Result<PathBuf, String> {
-        let mut sources = vec![shim().join("engine.cpp"), shim().join("shim.hpp")];
-        let files = fs::read_dir(cu()).map_err(|error| error.to_string())?;
-        sources.extend(files.filter_map(|file| Some(file.ok()?.path())));
+        let mut sources = [files_of(&shim())?, files_of(&cu())?].concat();
         sources.extend(units.iter().map(|(source, _)| source.clone()));
-        sources.sort();
         let library = cached(name, &sources)?.with_extension("so");
         if library.exists() {
             return Ok(library);
@@ -164,6 +160,14 @@ pub(crate) fn kernels_by_source() -> Vec<(&'static str, Vec<&'static str>)> {
         }
     }
     sources
+}
+
+/// Sorted.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| error.to_string())?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.sort();
+    Ok(files)
 }
 
 /// A folder of its own for this process, empty.
