@@ -10,6 +10,7 @@ mod layout;
 pub mod memory_plan;
 pub mod model;
 pub mod open;
+pub mod open_cuda;
 pub mod residency;
 pub mod synth;
 pub mod tokenizer;

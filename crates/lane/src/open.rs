@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use decode_graph::{Backend, HostBackend};
-use gpu_slab::HostMemory;
+use gpu_slab::{HostMemory, Slab};
+use kernels_ptx::DeviceProfile;
 
 use crate::decode::Decode;
 use crate::decoder::{Decoder, Progress};
@@ -23,11 +24,13 @@ pub const EMBEDDED_MODEL_NAME: &str = "whale-5.8m-q4_k_m (embedded)";
 /// Which backend to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The best there is.
+    /// The GPU if there is one that can be used, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Host,
+    /// The GPU or nothing.
+    Cuda,
 }
 
 /// Everything that decides how a model is loaded.
@@ -35,9 +38,16 @@ pub enum BackendChoice {
 pub struct LaneOptions {
     /// Backend.
     pub backend: BackendChoice,
-    /// Context, numerics, KV type, budget. Without a budget: what the machine has available.
+    /// Number of the GPU.
+    pub device: u32,
+    /// Bytes that must stay free on the device; `None`: [`DEFAULT_VRAM_RESERVE_BYTES`] on a GPU.
+    pub vram_reserve_bytes: Option<u64>,
+    /// Context, numerics, KV type, budget. Without a budget: what the device has free.
     pub plan: PlanOptions,
 }
+
+/// Kept free on a GPU for the context, other programs and the driver.
+pub const DEFAULT_VRAM_RESERVE_BYTES: u64 = 512 << 20;
 
 /// A model file, opened and described; nothing is loaded yet.
 pub struct ModelFile {
@@ -73,18 +83,55 @@ impl ModelFile {
             log::info!(target: "lane", "tensor {name} is not used");
         }
         let tokenizer = self.tokenizer()?;
-        let decoder = self.load_host(&options.plan, progress)?;
+        let decoder: Box<dyn Decode> = match options.backend {
+            BackendChoice::Host => Box::new(self.load_host(options, progress)?),
+            BackendChoice::Cuda => self.load_cuda(options, progress)?,
+            BackendChoice::Auto => match self.load_cuda(options, progress) {
+                Ok(decoder) => decoder,
+                Err(reason) => {
+                    let level = match reason {
+                        // A machine without a GPU is nothing to warn of.
+                        LaneError::NoBackend(_) => log::Level::Info,
+                        _ => log::Level::Warn,
+                    };
+                    log::log!(target: "lane", level, "running on the host: {reason}");
+                    Box::new(self.load_host(options, progress)?)
+                }
+            },
+        };
         Ok(Lane::new(decoder, tokenizer))
     }
 
-    fn load_host(
+    /// Loads the model onto the CPU.
+    pub fn load_host(
         &self,
-        options: &PlanOptions,
+        options: &LaneOptions,
         progress: Progress<'_>,
-    ) -> Result<Box<dyn Decode>, LaneError> {
-        let usable_bytes = options.usable_bytes.or_else(available_memory_bytes);
-        let options = PlanOptions { usable_bytes, ..*options };
-        let plan = MemoryPlan::new(&self.gguf, &self.model, &HostBackend.profile(), &options)?;
+    ) -> Result<Decoder<HostBackend>, LaneError> {
+        let usable_bytes = options.plan.usable_bytes.or_else(available_memory_bytes);
+        let plan = self.plan(&HostBackend.profile(), usable_bytes, options)?;
+        self.load_host_as_planned(&plan, progress)
+    }
+
+    /// Loads the model onto the CPU by a plan that may have been made for another device.
+    pub fn load_host_as_planned(
+        &self,
+        plan: &MemoryPlan,
+        progress: Progress<'_>,
+    ) -> Result<Decoder<HostBackend>, LaneError> {
+        let slab = Slab::with_sizes(&[plan.bytes.total_bytes()], HostMemory::new)
+            .map_err(ResidencyError::from)?;
+        Decoder::load(HostBackend, slab.into_memory(), &self.gguf, &self.model, plan, progress)
+    }
+
+    pub(crate) fn plan(
+        &self,
+        device: &DeviceProfile,
+        usable_bytes: Option<u64>,
+        options: &LaneOptions,
+    ) -> Result<MemoryPlan, LaneError> {
+        let options = PlanOptions { usable_bytes, ..options.plan };
+        let plan = MemoryPlan::new(&self.gguf, &self.model, device, &options)?;
         if let Some(wanted) = plan.shrunk_from {
             log::warn!(
                 target: "lane",
@@ -92,11 +139,7 @@ impl ModelFile {
                 plan.step.kv.max_context_tokens()
             );
         }
-        let slab = gpu_slab::Slab::with_sizes(&[plan.bytes.total_bytes()], HostMemory::new)
-            .map_err(ResidencyError::from)?;
-        let memory = slab.into_memory();
-        let decoder = Decoder::load(HostBackend, memory, &self.gguf, &self.model, &plan, progress)?;
-        Ok(Box::new(decoder))
+        Ok(plan)
     }
 }
 

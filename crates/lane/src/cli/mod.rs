@@ -97,9 +97,15 @@ struct LoadArgs {
     /// Tokens of context: a number, `auto` (at most 8192, less where memory is short) or `max`
     #[arg(short, long, value_name = "N|auto|max", default_value = "auto", value_parser = context)]
     ctx: ContextSize,
-    /// Memory that may be used, e.g. 6GiB [default: what is available]
+    /// Number of the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// Memory that may be used, e.g. 6GiB [default: what is free]
     #[arg(long, value_name = "SIZE")]
     vram: Option<ByteSize>,
+    /// Memory of the GPU that must stay free [default: 512MiB]
+    #[arg(long, value_name = "SIZE")]
+    vram_reserve: Option<ByteSize>,
     /// Threads of the host backend [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -109,6 +115,7 @@ struct LoadArgs {
 enum BackendArg {
     Auto,
     Host,
+    Cuda,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -140,7 +147,10 @@ impl LoadArgs {
             backend: match self.backend {
                 BackendArg::Auto => BackendChoice::Auto,
                 BackendArg::Host => BackendChoice::Host,
+                BackendArg::Cuda => BackendChoice::Cuda,
             },
+            device: self.device,
+            vram_reserve_bytes: self.vram_reserve.map(|size| size.0),
             plan: PlanOptions {
                 context: self.ctx,
                 numerics: match self.numerics {
