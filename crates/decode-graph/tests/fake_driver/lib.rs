@@ -7,8 +7,8 @@
 //! It is stricter than a driver: a buffer that does not lie in live memory with all the bytes of
 //! its shape loses the device, as an illegal address does.
 //!
-//! `FAKE_DRIVER_FAIL=cuMemCreate:3` makes the third call of that function fail, as if there were no
-//! memory; `cuMemCreate:3:719` with that code.
+//! `fakeDriverFail` makes the n-th call of a function fail, `fakeDriverLive` counts what was made and
+//! not destroyed: see `gpu/failing.rs`.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(clippy::missing_safety_doc, reason = "the driver's documentation says what to pass")]
@@ -385,7 +385,25 @@ exports! {
     fn cuGraphExecDestroy(state, executable: usize) {
         state.executables.remove(&executable).map(|_| ()).ok_or(INVALID_VALUE)
     }
+}
 
-    // No function of a driver: how many things are alive, of every kind.
-    fn fakeDriverLive(state, count: *mut usize) { put(count, state.live()) }
+/// No function of a driver: how many things are alive, of every kind.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakeDriverLive() -> usize {
+    state::lock().live()
+}
+
+/// No function of a driver: makes call number `number` of `function` fail with `code`, and forgets
+/// an earlier wish; says whether that one was fulfilled.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakeDriverFail(
+    function: *const c_char,
+    number: c_uint,
+    code: c_int,
+) -> bool {
+    // SAFETY: the caller's name ends with a zero.
+    let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
+    state::lock().fail_call(function, number, code)
 }

@@ -1,7 +1,7 @@
 //! Everything that a process has asked for.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kernels_ptx::Kernel;
 
@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub(crate) executables: HashMap<usize, Arc<[Node]>>,
     pub(crate) retained: usize,
     handles: usize,
-    calls: HashMap<&'static str, u32>,
+    wish: Wish,
     /// The code of every call once the device is lost.
     lost: Option<Code>,
 }
@@ -67,6 +67,11 @@ impl State {
         Ok(())
     }
 
+    pub(crate) fn fail_call(&mut self, function: String, number: u32, code: Code) -> bool {
+        let wish = Wish { function, calls_left: number, code };
+        std::mem::replace(&mut self.wish, wish).calls_left == 0
+    }
+
     pub(crate) fn live(&self) -> usize {
         self.memory.live()
             + self.streams.len()
@@ -78,34 +83,39 @@ impl State {
     }
 }
 
-/// Which call of which function fails, and how.
-static FAIL: LazyLock<Option<(String, u32, Code)>> = LazyLock::new(|| {
-    let wish = std::env::var("FAKE_DRIVER_FAIL").ok()?;
-    let mut parts = wish.split(':');
-    let name = parts.next()?.to_owned();
-    let number = parts.next()?.parse().ok()?;
-    let code = parts.next().map_or(Some(OUT_OF_MEMORY), |code| code.parse().ok())?;
-    Some((name, number, code))
-});
+/// A call that is to fail.
+#[derive(Default)]
+struct Wish {
+    function: String,
+    /// Calls of the function until then; 0: it has failed.
+    calls_left: u32,
+    code: Code,
+}
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
+pub(crate) fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One call of a function.
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut State) -> Result<(), Code>) -> Code {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((function, number, code)) = &*FAIL
-        && function == name
-    {
-        let calls = state.calls.entry(name).or_default();
-        *calls += 1;
-        if calls == number {
-            return *code;
-        }
+    let mut state = lock();
+    if let Some(code) = state.wish.due(name) {
+        return code;
     }
-    if let Some(code) = state.lost
-        && name != "fakeDriverLive"
-    {
+    if let Some(code) = state.lost {
         return code;
     }
     body(&mut state).err().unwrap_or(0)
+}
+
+impl Wish {
+    fn due(&mut self, name: &str) -> Option<Code> {
+        if self.calls_left == 0 || self.function != name {
+            return None;
+        }
+        self.calls_left -= 1;
+        (self.calls_left == 0).then_some(self.code)
+    }
 }

@@ -1,6 +1,8 @@
 //! The CUDA backend on a GPU: every kernel against its CPU twin, the step against the host's, and
 //! what happens when things go wrong. Without a GPU every test says that it was skipped.
 //!
+//! Where there is a fake driver beside the binary, all of it runs over that too.
+//!
 //! `KERNELS_SEED` repeats a run, `GPU_TESTS_REQUIRED=1` makes a skipped test fail. Needs no files:
 //! the binary can be carried to another machine.
 
@@ -16,6 +18,9 @@ mod support;
 
 mod capture;
 mod device;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod failing;
+mod fake;
 mod faults;
 mod kernels;
 mod model_shapes;

@@ -9,6 +9,7 @@ use kernels_ptx::TokenParams;
 use kv_paged::KvType;
 
 use crate::device::{self, say};
+use crate::fake::is_fake;
 use crate::support::{CONTEXT, DIMS, MEMORY_BYTES, Tiny};
 
 type GpuTiny = Tiny<CudaMemory>;
@@ -96,11 +97,12 @@ fn q8_numerics_follow_the_host() {
             step(&mut HostBackend, &mut hosts, &mut host_graph, Drive::Host(&given));
         errors.push(relative_error(&logits, &expected));
     }
-    // A last bit of an f32 may tip the rounding of an i8 or an f16, which is a hundred times more.
+    // Until a last bit of an f32 tips the rounding of an i8 or an f16 the two are the same; from
+    // then on their caches differ by as much as q8 numerics differ from exact ones.
     let worst = errors.iter().copied().fold(0.0, f32::max);
     errors.sort_by(f32::total_cmp);
     say(&format!("q8 numerics: logits within {worst:.1e}, half of them {:.1e}\n", errors[50]));
-    assert!(worst < 1e-2, "{errors:?}");
+    assert!(errors[0] < 1e-5 && worst < 3e-2, "{errors:?}");
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn s10_s18_a_step_uploads_12_bytes_or_none_and_nothing_else_happens() {
 
 #[test]
 fn s9_ten_thousand_replays_drift_nowhere() {
-    const REPLAYS: u32 = 10_000;
+    let replays = if is_fake() { 1000 } else { 10_000 };
     let Some(mut gpu) = device::gpu("10 000 replays") else { return };
     let gpu = &mut *gpu;
     let mut ours = tiny(gpu, Numerics::Q8, KvType::F16, false);
@@ -145,12 +147,12 @@ fn s9_ten_thousand_replays_drift_nowhere() {
     let mut run = |gpu: &mut CudaBackend, ours: &mut GpuTiny| {
         let start = std::time::Instant::now();
         graph.replay(gpu, &mut ours.slab, Drive::Host(&[params(0, 3)])).unwrap();
-        for _ in 1..REPLAYS {
+        for _ in 1..replays {
             graph.replay(gpu, &mut ours.slab, Drive::SelfAdvance).unwrap();
         }
         gpu.synchronize().unwrap();
-        let microseconds = start.elapsed().as_secs_f64() * 1e6 / f64::from(REPLAYS);
-        say(&format!("10 000 replays: {microseconds:.1} µs each, {:?}\n", graph.telemetry()));
+        let microseconds = start.elapsed().as_secs_f64() * 1e6 / f64::from(replays);
+        say(&format!("{replays} replays: {microseconds:.1} µs each, {:?}\n", graph.telemetry()));
         let bits: Vec<u32> = ours.logits().iter().map(|x| x.to_bits()).collect();
         (bits, ours.u32(ours.arena.token), ours.slab.used_bytes(), graph.telemetry().nodes)
     };
@@ -160,7 +162,7 @@ fn s9_ten_thousand_replays_drift_nowhere() {
     let (free, counters) = (gpu.memory_bytes().unwrap().0, gpu.counters());
     let second = run(gpu, &mut ours);
     assert_eq!(first, second);
-    assert_eq!(ours.u32(ours.arena.step_count), 2 * REPLAYS);
+    assert_eq!(ours.u32(ours.arena.step_count), 2 * replays);
     assert_eq!(gpu.counters().since(counters).allocations, 0);
     let free_after = gpu.memory_bytes().unwrap().0;
     assert!(free_after.abs_diff(free) <= 16 << 20, "{free} bytes free before, {free_after} after");
