@@ -34,6 +34,22 @@ pub enum Error {
         /// Weights per row.
         n_in: u32,
     },
+    /// The layout has no form for this type or row length.
+    #[error("a stream holds Q4_K, Q6_K and Q8_0; {ty} has no units")]
+    NoUnits {
+        /// The type asked for.
+        ty: WeightType,
+    },
+    /// A row range that cuts a block of rows in two.
+    #[error("rows {start}..{end} cut a block of {rows_per_block} rows that are packed together")]
+    CutBlock {
+        /// First row.
+        start: u32,
+        /// One past the last.
+        end: u32,
+        /// [`PackedLayout::rows_per_block`](crate::PackedLayout::rows_per_block).
+        rows_per_block: u32,
+    },
     /// Source bytes of the wrong length.
     #[error("source: expected {expected_bytes} bytes, got {actual_bytes}")]
     SourceLength {

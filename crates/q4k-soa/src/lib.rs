@@ -21,6 +21,7 @@ pub use error::Error;
 pub use fingerprint::{Fingerprint, FingerprintHasher, checksum, fingerprint};
 pub use layout::{
     LayoutId, LayoutVersion, PackedLayout, Plane, PlaneId, PlanePiece, PlanePieces, Shape,
+    StreamUnits,
 };
 pub use matrix::PackedMatrix;
 pub use matvec::{matvec_f32, matvec_q8, rows_dot_f32, rows_dot_q8};

@@ -1,9 +1,10 @@
-//! Source bytes to planes and back, whole or by rows.
+//! Source bytes to the packed form and back, whole or by rows.
 
 use core::ops::Range;
 
 use crate::block::{Entry, MAX_PLANES, Planes, PlanesMut};
-use crate::{PackedLayout, PlanePieces, Result};
+use crate::layout::{pack_block, unpack_block};
+use crate::{LayoutId, PackedLayout, PlanePieces, Result};
 
 /// Packs a whole matrix. The bytes between planes become zero, so that equal sources give equal
 /// packed bytes. With `std` the rows are shared among rayon's threads.
@@ -26,14 +27,20 @@ pub fn pack_rows_into(
 ) -> Result<()> {
     layout.check_source(&rows, source_rows.len())?;
     layout.check_packed(packed_whole.len())?;
+    if layout.layout_id() == LayoutId::STREAM {
+        let piece = layout.pieces(rows)?[0];
+        let (start, len) = (piece.offset_bytes as usize, piece.len_bytes as usize);
+        pack_stream(layout, source_rows, &mut packed_whole[start..start + len]);
+        return Ok(());
+    }
     let planes = layout.slices_mut(packed_whole, rows);
     pack_blocks(layout.weight_type().entry(), source_rows, planes);
     Ok(())
 }
 
 /// Packs some rows for an uploader that has the matrix elsewhere: the pieces of the planes lie
-/// back to back in `staging`, which is as long as the source, and the result says where each
-/// belongs.
+/// back to back in `staging`, and the result says where each belongs. `staging` is as long as
+/// [`PackedLayout::pieces`] of the rows: with planes, as the source.
 ///
 /// ```
 /// use q4k_soa::{PackedLayout, Shape, WeightType, pack, pack_rows_planes};
@@ -63,13 +70,16 @@ pub fn pack_rows_planes(
     staging: &mut [u8],
 ) -> Result<PlanePieces> {
     layout.check_source(&rows, source_rows.len())?;
-    if staging.len() != source_rows.len() {
-        return Err(crate::Error::StagingLength {
-            expected_bytes: source_rows.len() as u64,
-            actual_bytes: staging.len() as u64,
-        });
-    }
     let pieces = layout.pieces(rows)?;
+    let expected_bytes = pieces.iter().map(|piece| piece.len_bytes).sum();
+    if staging.len() as u64 != expected_bytes {
+        let actual_bytes = staging.len() as u64;
+        return Err(crate::Error::StagingLength { expected_bytes, actual_bytes });
+    }
+    if layout.layout_id() == LayoutId::STREAM {
+        pack_stream(layout, source_rows, staging);
+        return Ok(pieces);
+    }
     let mut planes: PlanesMut<'_> = Default::default();
     let mut rest = staging;
     for (plane, piece) in planes.iter_mut().zip(pieces.iter()) {
@@ -93,14 +103,21 @@ pub fn unpack_rows(
 ) -> Result<()> {
     layout.check_source(&rows, source_rows.len())?;
     layout.check_packed(packed_whole.len())?;
+    if layout.layout_id() == LayoutId::STREAM {
+        let piece = layout.pieces(rows)?[0];
+        let (start, len) = (piece.offset_bytes as usize, piece.len_bytes as usize);
+        unpack_stream(layout, &packed_whole[start..start + len], source_rows);
+        return Ok(());
+    }
     let planes = layout.slices(packed_whole, rows);
     unpack_blocks(layout.weight_type().entry(), planes, source_rows);
     Ok(())
 }
 
 /// Below this many source bytes a second thread costs more than it gains.
+const STREAM_PARALLEL_BYTES: usize = 256 * 1024;
 #[cfg(feature = "std")]
-const PARALLEL_BYTES: usize = 256 * 1024;
+const PARALLEL_BYTES: usize = STREAM_PARALLEL_BYTES;
 
 /// Where to cut a run of `blocks` in two, unless it is short.
 #[cfg(feature = "std")]
@@ -148,4 +165,45 @@ fn unpack_blocks(entry: &Entry, planes: Planes<'_>, source: &mut [u8]) {
         (planes_0[index], planes_1[index]) = plane.split_at(blocks * spec.block_bytes as usize);
     }
     join(|| unpack_blocks(entry, planes_0, source_0), || unpack_blocks(entry, planes_1, source_1));
+}
+
+/// Bytes of a block of rows in the source and packed.
+fn stream_block_bytes(layout: &PackedLayout) -> (usize, usize) {
+    let rows = u64::from(layout.rows_per_block());
+    let packed_row_bytes = layout.plane_list()[0].row_stride_bytes;
+    ((rows * layout.row_bytes()) as usize, (rows * packed_row_bytes) as usize)
+}
+
+fn pack_stream(layout: &PackedLayout, source_rows: &[u8], packed: &mut [u8]) {
+    let (source_bytes, packed_bytes) = stream_block_bytes(layout);
+    let blocks = source_rows.len().div_ceil(source_bytes);
+    if blocks > 1 && source_rows.len() > STREAM_PARALLEL_BYTES {
+        let (source_0, source_1) = source_rows.split_at(blocks / 2 * source_bytes);
+        let (packed_0, packed_1) = packed.split_at_mut(blocks / 2 * packed_bytes);
+        join(
+            || pack_stream(layout, source_0, packed_0),
+            || pack_stream(layout, source_1, packed_1),
+        );
+        return;
+    }
+    for (source, packed) in source_rows.chunks(source_bytes).zip(packed.chunks_mut(packed_bytes)) {
+        pack_block(layout, source, packed);
+    }
+}
+
+fn unpack_stream(layout: &PackedLayout, packed: &[u8], source_rows: &mut [u8]) {
+    let (source_bytes, packed_bytes) = stream_block_bytes(layout);
+    let blocks = source_rows.len().div_ceil(source_bytes);
+    if blocks > 1 && source_rows.len() > STREAM_PARALLEL_BYTES {
+        let (source_0, source_1) = source_rows.split_at_mut(blocks / 2 * source_bytes);
+        let (packed_0, packed_1) = packed.split_at(blocks / 2 * packed_bytes);
+        join(
+            || unpack_stream(layout, packed_0, source_0),
+            || unpack_stream(layout, packed_1, source_1),
+        );
+        return;
+    }
+    for (source, packed) in source_rows.chunks_mut(source_bytes).zip(packed.chunks(packed_bytes)) {
+        unpack_block(layout, packed, source);
+    }
 }

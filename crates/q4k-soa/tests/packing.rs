@@ -239,8 +239,8 @@ fn layouts_that_are_not_known_are_refused_by_number() {
         PackedLayout::new(LayoutId::new(id), LayoutVersion::new(version), WeightType::Q4K, shape)
     };
     let layout = of(1, 1).unwrap();
-    let error = of(2, 1).unwrap_err();
-    assert_eq!(error.to_string(), "layout 2 version 1 is unknown here");
+    let error = of(3, 1).unwrap_err();
+    assert_eq!(error.to_string(), "layout 3 version 1 is unknown here");
     assert!(matches!(of(1, 2), Err(Error::UnknownLayout { .. })));
     let error = layout.require(LayoutId::new(2), LayoutVersion::new(1)).unwrap_err();
     assert_eq!(error.to_string(), "needs layout 2 version 1, the matrix has layout 1 version 1");

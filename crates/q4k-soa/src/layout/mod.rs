@@ -1,6 +1,7 @@
 //! What packed bytes look like: the layout's identity, the matrix's shape, the planes.
 
 mod planes;
+mod stream;
 
 use core::fmt;
 use core::ops::{Deref, Range};
@@ -8,13 +9,18 @@ use core::ops::{Deref, Range};
 use crate::block::{MAX_PLANES, Planes, PlanesMut};
 use crate::{Error, Result, WeightType};
 
-/// Number of a layout. 1 is planes; 2 is kept for a streaming layout.
+pub use self::stream::StreamUnits;
+pub(crate) use self::stream::{pack_block, unpack_block};
+
+/// Number of a layout: 1 is planes, 2 is a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayoutId(u32);
 
 impl LayoutId {
     /// The whole matrix, one plane after the other.
     pub const PLANES: Self = Self(1);
+    /// Units of 8 rows and 1024 columns, each with everything that its weights need.
+    pub const STREAM: Self = Self(2);
 
     /// A number read from somewhere.
     pub const fn new(id: u32) -> Self {
@@ -34,6 +40,8 @@ pub struct LayoutVersion(u32);
 impl LayoutVersion {
     /// The only version of [`LayoutId::PLANES`].
     pub const PLANES: Self = Self(1);
+    /// The only version of [`LayoutId::STREAM`].
+    pub const STREAM: Self = Self(1);
 
     /// A number read from somewhere.
     pub const fn new(version: u32) -> Self {
@@ -79,7 +87,8 @@ impl PlaneId {
 }
 
 /// One array of the packed form. Rows are contiguous: row r is at `offset_bytes + r *
-/// row_stride_bytes` from the start of the matrix and `row_stride_bytes` long.
+/// row_stride_bytes` from the start of the matrix and `row_stride_bytes` long. In a stream, where
+/// rows come in blocks, that holds for the blocks ([`PackedLayout::rows_per_block`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plane {
     /// What it holds, such as `quants`.
@@ -88,7 +97,7 @@ pub struct Plane {
     pub offset_bytes: u64,
     /// From one row to the next, and the length of a row.
     pub row_stride_bytes: u64,
-    /// `n_out * row_stride_bytes`.
+    /// `n_out * row_stride_bytes`, in a stream with `n_out` rounded up to whole blocks.
     pub len_bytes: u64,
 }
 
@@ -98,12 +107,17 @@ pub struct Plane {
 /// `offset_0 = 0`, `offset_{k+1} = align256(offset_k + n_out * row_stride_k)`, where
 /// `align256(x) = (x + 255) & !255` and `row_stride_k = n_in / block_elems * bytes of one block in
 /// plane k`. The matrix ends where its last plane ends.
+///
+/// Layout 2, *stream*: see [`StreamUnits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PackedLayout {
     id: LayoutId,
     version: LayoutVersion,
     ty: WeightType,
     shape: Shape,
+    /// Of one row in the source.
+    row_bytes: u64,
+    rows_per_block: u32,
     planes: [Plane; MAX_PLANES],
     n_planes: u8,
 }
@@ -113,6 +127,7 @@ impl PackedLayout {
     pub fn new(id: LayoutId, version: LayoutVersion, ty: WeightType, shape: Shape) -> Result<Self> {
         match (id, version) {
             (LayoutId::PLANES, LayoutVersion::PLANES) => Self::planes(ty, shape),
+            (LayoutId::STREAM, LayoutVersion::STREAM) => Self::stream(ty, shape),
             _ => Err(Error::UnknownLayout { id, version }),
         }
     }
@@ -134,6 +149,10 @@ impl PackedLayout {
                     first_ty: first.ty,
                     first_n_in: first.shape.n_in,
                 });
+            }
+            if !n_out.is_multiple_of(first.rows_per_block) {
+                let rows_per_block = first.rows_per_block;
+                return Err(Error::CutBlock { start: 0, end: n_out, rows_per_block });
             }
             n_out = n_out.checked_add(part.shape.n_out).ok_or(Error::TooLarge {
                 ty,
@@ -174,20 +193,28 @@ impl PackedLayout {
         &self.planes[..usize::from(self.n_planes)]
     }
 
-    /// Bytes of one row in the source, which are as many as in all planes together.
+    /// Bytes of one row in the source; in layout 1 as many as in all planes together.
     pub fn row_bytes(&self) -> u64 {
-        self.plane_list().iter().map(|plane| plane.row_stride_bytes).sum()
+        self.row_bytes
     }
 
     /// Bytes of the whole source.
     pub fn source_bytes(&self) -> u64 {
-        self.plane_list().iter().map(|plane| plane.len_bytes).sum()
+        self.row_bytes * u64::from(self.shape.n_out)
+    }
+
+    /// Rows that can only be packed together: 1, or the height of a stream's units. A range to be
+    /// packed or unpacked alone begins at a multiple of it and ends at one or with the matrix.
+    pub fn rows_per_block(&self) -> u32 {
+        self.rows_per_block
     }
 
     /// Where the rows of a range are: one contiguous piece in every plane.
     pub fn pieces(&self, rows: Range<u32>) -> Result<PlanePieces> {
         self.check_rows(&rows)?;
-        let (start, n_rows) = (u64::from(rows.start), u64::from(rows.end - rows.start));
+        let start = u64::from(rows.start);
+        let end = u64::from(rows.end).next_multiple_of(u64::from(self.rows_per_block));
+        let n_rows = if rows.is_empty() { 0 } else { end - start };
         let mut staging_offset_bytes = 0;
         let mut pieces = PlanePieces {
             pieces: [PlanePiece {
@@ -231,6 +258,11 @@ impl PackedLayout {
         let n_out = self.shape.n_out;
         if rows.start > rows.end || rows.end > n_out {
             return Err(Error::RowRange { start: rows.start, end: rows.end, n_out });
+        }
+        let rows_per_block = self.rows_per_block;
+        let cut = |row: u32| row != n_out && !row.is_multiple_of(rows_per_block);
+        if cut(rows.start) || cut(rows.end) {
+            return Err(Error::CutBlock { start: rows.start, end: rows.end, rows_per_block });
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ impl PackedLayout {
         if n_out == 0 || n_in == 0 {
             return Err(Error::EmptyShape { n_out, n_in });
         }
-        ty.row_bytes(n_in)?;
+        let row_bytes = ty.row_bytes(n_in)?;
         let too_large = Error::TooLarge { ty, n_out, n_in };
         let blocks_per_row = u64::from(n_in / ty.block_elems());
 
@@ -37,6 +37,8 @@ impl PackedLayout {
             version: LayoutVersion::PLANES,
             ty,
             shape,
+            row_bytes,
+            rows_per_block: 1,
             planes,
             n_planes: specs.len() as u8,
         })
