@@ -127,11 +127,9 @@ pub struct Token {
 /// How long things took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timing {
-    /// Prompt tokens computed (those already in the cache are not).
+    /// Prompt tokens computed, the last one too (those already in the cache are not).
     pub prefill_tokens: u32,
-    /// Their time, all but the last one's.
-    pub prefill: Duration,
-    /// From the call to the first token.
+    /// From the call to the first token, which is the time of those.
     pub first_token: Duration,
     /// Tokens generated after the first.
     pub decode_tokens: u32,
@@ -178,8 +176,8 @@ impl<'a> Generation<'a> {
         for &id in &before[cached..] {
             state.feed(id)?;
         }
-        let prefill_tokens = (before.len() - cached) as u32;
-        let timing = Timing { prefill_tokens, prefill: started.elapsed(), ..Timing::default() };
+        let prefill_tokens = (prompt.len() - cached) as u32;
+        let timing = Timing { prefill_tokens, ..Timing::default() };
         Ok(Self {
             state,
             options,

@@ -145,21 +145,35 @@ impl Lane {
 
     /// Feeds `ids` one by one: the logits behind the last, and how likely the ids were.
     pub fn evaluate(&self, ids: &[u32]) -> Result<Evaluation, LaneError> {
+        let (mut last, mut nll_sum, mut index) = (Vec::new(), 0.0, 0);
+        self.evaluate_each(ids, |logits| {
+            index += 1;
+            match ids.get(index) {
+                Some(&next) => nll_sum += negative_log_likelihood(logits, next),
+                None => last = logits.to_vec(),
+            }
+        })?;
+        let nll_mean = (ids.len() > 1).then(|| nll_sum / (ids.len() - 1) as f64);
+        Ok(Evaluation { logits: last, nll_mean })
+    }
+
+    /// Feeds `ids` one by one and shows the logits behind each, `[n_vocab]`, to `look`.
+    pub fn evaluate_each(
+        &self,
+        ids: &[u32],
+        mut look: impl FnMut(&[f32]),
+    ) -> Result<(), LaneError> {
         let mut state = self.lock()?;
         state.check_prompt(ids)?;
         state.decoder.prepare(Head::Greedy)?;
         state.forget();
         let mut logits = vec![0.0; state.decoder.n_vocab() as usize];
-        let mut nll_sum = 0.0;
-        for (index, &id) in ids.iter().enumerate() {
+        for &id in ids {
             state.feed(id)?;
             state.decoder.logits(&mut logits)?;
-            if let Some(&next) = ids.get(index + 1) {
-                nll_sum += negative_log_likelihood(&logits, next);
-            }
+            look(&logits);
         }
-        let nll_mean = (ids.len() > 1).then(|| nll_sum / (ids.len() - 1) as f64);
-        Ok(Evaluation { logits, nll_mean })
+        Ok(())
     }
 
     /// A copy of everything that can be watched.

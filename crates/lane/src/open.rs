@@ -60,10 +60,18 @@ pub struct ModelFile {
 impl ModelFile {
     /// Opens a GGUF file, or the embedded model.
     pub fn open(path: Option<&Path>) -> Result<Self, LaneError> {
-        let gguf = match path {
-            Some(path) => Gguf::open(path)?,
-            None => Gguf::from_static(EMBEDDED_MODEL)?,
-        };
+        match path {
+            Some(path) => Self::new(Gguf::open(path)?),
+            None => Self::from_static(EMBEDDED_MODEL),
+        }
+    }
+
+    /// Opens a file that is part of the program.
+    pub fn from_static(bytes: &'static [u8]) -> Result<Self, LaneError> {
+        Self::new(Gguf::from_static(bytes)?)
+    }
+
+    fn new(gguf: Gguf) -> Result<Self, LaneError> {
         let model = Model::from_gguf(&gguf)?;
         Ok(Self { gguf, model })
     }

@@ -60,10 +60,9 @@ mod backend {
             progress: Progress<'_>,
         ) -> Result<Decoder<CudaBackend>, LaneError> {
             backend.warm_up(WARM_UP).map_err(|error| LaneError::NoBackend(error.to_string()))?;
-            let slab = Slab::with_sizes(&[plan.bytes.total_bytes()], |bytes| {
-                backend.allocate(bytes)
-            })
-            .map_err(ResidencyError::from)?;
+            let slab =
+                Slab::with_sizes(&[plan.bytes.total_bytes()], |bytes| backend.allocate(bytes))
+                    .map_err(ResidencyError::from)?;
             Decoder::load(backend, slab.into_memory(), &self.gguf, &self.model, plan, progress)
         }
     }

@@ -6,7 +6,14 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 fn lane(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_lane")).args(args).stdin(Stdio::null()).output().unwrap()
+    command().args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The command on a machine without a GPU, wherever the test runs.
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lane"));
+    command.env("CUDA_LOAD_LIBRARY", "");
+    command
 }
 
 fn json(args: &[&str]) -> Value {
@@ -75,7 +82,7 @@ fn generate_json_has_every_field_and_the_planned_bytes() {
 #[test]
 fn generate_reads_stdin() {
     use std::io::Write;
-    let mut child = Command::new(env!("CARGO_BIN_EXE_lane"))
+    let mut child = command()
         .args(["generate", "-", "-n", "4", "--temp", "0", "--json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -168,11 +175,8 @@ fn usage_errors_exit_with_2() {
 #[test]
 fn invalid_utf8_on_the_command_line_is_a_usage_error() {
     use std::os::unix::ffi::OsStrExt;
-    let output = Command::new(env!("CARGO_BIN_EXE_lane"))
-        .arg("generate")
-        .arg(std::ffi::OsStr::from_bytes(b"caf\xe9"))
-        .output()
-        .unwrap();
+    let output =
+        command().arg("generate").arg(std::ffi::OsStr::from_bytes(b"caf\xe9")).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
 }
@@ -216,7 +220,7 @@ fn bad_input_exits_with_1_and_one_sentence() {
 #[cfg(unix)]
 #[test]
 fn a_closed_stdout_is_no_panic() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_lane"))
+    let mut child = command()
         .args(["generate", "Call me Ishmael.", "-n", "200"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -234,7 +234,7 @@ impl Summary {
             timing: TimingSummary {
                 load_ms: load.as_secs_f64() * 1e3,
                 first_token_ms: timing.first_token.as_secs_f64() * 1e3,
-                prefill_tokens_per_s: per_s(timing.prefill_tokens, timing.prefill),
+                prefill_tokens_per_s: per_s(timing.prefill_tokens, timing.first_token),
                 decode_tokens_per_s,
                 decode_ms_per_token: decode_tokens_per_s.map(|rate| 1e3 / rate),
             },
