@@ -1,6 +1,7 @@
 //! The library's front door: a loaded model behind one lock.
 
 use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use decode_graph::Head;
 
@@ -141,6 +142,24 @@ impl Lane {
         options: GenerateOptions,
     ) -> Result<Generation<'_>, LaneError> {
         Generation::start(self.lock()?, &self.tokenizer, prompt, options)
+    }
+
+    /// Brings the cache to hold exactly `ids`, and waits until it does. What it holds of them
+    /// already is not computed again. Returns the time it took.
+    pub fn prefill(&self, ids: &[u32]) -> Result<Duration, LaneError> {
+        let mut state = self.lock()?;
+        if !ids.is_empty() {
+            state.check_prompt(ids)?;
+        }
+        state.decoder.prepare(Head::Greedy)?;
+        let started = Instant::now();
+        let common = state.history.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        state.history.truncate(common);
+        for &id in &ids[common..] {
+            state.feed(id)?;
+        }
+        state.decoder.token()?;
+        Ok(started.elapsed())
     }
 
     /// Feeds `ids` one by one: the logits behind the last, and how likely the ids were.

@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod decode;
 pub mod decoder;
+pub mod diff;
 pub mod generate;
 pub mod gguf;
 pub mod lane;

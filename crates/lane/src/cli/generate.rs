@@ -55,10 +55,19 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum DriveArg {
+pub(super) enum DriveArg {
     #[value(name = "self")]
     SelfAdvance,
     Host,
+}
+
+impl From<DriveArg> for DriveMode {
+    fn from(drive: DriveArg) -> Self {
+        match drive {
+            DriveArg::SelfAdvance => DriveMode::SelfAdvance,
+            DriveArg::Host => DriveMode::Host,
+        }
+    }
 }
 
 impl Args {
@@ -72,10 +81,7 @@ impl Args {
                 min_p: self.min_p,
                 seed: self.seed,
             },
-            drive: match self.drive {
-                DriveArg::SelfAdvance => DriveMode::SelfAdvance,
-                DriveArg::Host => DriveMode::Host,
-            },
+            drive: self.drive.into(),
             ring: self.ring,
             ignore_end: false,
         }

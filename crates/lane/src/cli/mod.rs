@@ -9,6 +9,8 @@ use kv_paged::KvType;
 
 use lane::{BackendChoice, ContextSize, LaneOptions, PlanOptions};
 
+mod bench;
+mod diff;
 mod fingerprint;
 mod generate;
 mod inspect;
@@ -42,6 +44,10 @@ enum Command {
     Synth(synth::Args),
     /// Print or check the fingerprints of a file's weight matrices
     Fingerprint(fingerprint::Args),
+    /// Measure tokens per second and bytes per second
+    Bench(bench::Args),
+    /// Find the first kernel whose results differ between two backends
+    Diff(diff::Args),
 }
 
 impl Cli {
@@ -62,6 +68,8 @@ impl Cli {
             Command::Inspect(args) => inspect::run(args),
             Command::Synth(args) => synth::run(args),
             Command::Fingerprint(args) => fingerprint::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::Diff(args) => diff::run(args),
         }
     }
 }
@@ -80,7 +88,7 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 }
 
 /// Which model, and how it is loaded.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 struct LoadArgs {
     /// GGUF file [default: the small model inside this program]
     #[arg(short, long, value_name = "FILE")]

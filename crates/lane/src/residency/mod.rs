@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use decode_graph::{
-    Backend, Drive, Graph, GraphTelemetry, Head, KvArena, ModelWeights, Recording, StepArena,
-    StepPlan, WeightRef, record,
+    Backend, ByteRange, Drive, Graph, GraphError, GraphTelemetry, Head, KvArena, Launch,
+    ModelWeights, Recording, StepArena, StepPlan, WeightRef, record,
 };
 use gpu_slab::{DeviceMemory, Slab, View};
 use kernels_ptx::{SamplingPack, TokenParams};
@@ -236,6 +236,23 @@ impl<B: Backend> Residency<B> {
     fn record(&self, plan: &StepPlan, weights: &ModelWeights) -> Result<Recording, ResidencyError> {
         let kv = self.kv.ok_or(ResidencyError::Missing("KV arena"))?;
         Ok(record(plan, weights, &kv, self.arena()?, &self.backend.profile())?)
+    }
+
+    /// The launches of the live graph, for tools that step through them.
+    pub fn launches(&self) -> &[Launch<ByteRange>] {
+        let live = self.live.and_then(|head| self.graphs.get(&head));
+        live.map_or(&[], Graph::launches)
+    }
+
+    /// Runs one of [`Self::launches`] by itself and waits for it.
+    pub fn run_launch(&mut self, launch: &Launch<ByteRange>) -> Result<(), ResidencyError> {
+        let done = self.backend.launch(self.slab.memory_mut(), launch);
+        done.and_then(|()| self.backend.synchronize()).map_err(|e| GraphError::from(e).into())
+    }
+
+    /// The KV arena and the step arena, if they are resident.
+    pub fn arenas(&self) -> Option<(&KvArena, &StepArena)> {
+        Some((self.kv.as_ref()?, self.step.as_ref().map(|(_, arena)| arena)?))
     }
 
     /// Replays the live graph once.
