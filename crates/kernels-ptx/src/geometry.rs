@@ -54,11 +54,13 @@ pub struct Geometry {
     pub block: Dim3,
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
+    /// Whether all blocks have to run at the same time, because they wait for each other.
+    pub cooperative: bool,
 }
 
 impl Geometry {
     pub(crate) fn grid(grid: Dim3) -> Self {
-        Self { grid, block: [1, 1, 1], shared_bytes: 0 }
+        Self { grid, block: [1, 1, 1], shared_bytes: 0, cooperative: false }
     }
 
     pub(crate) fn threads(mut self, threads: u32) -> Self {

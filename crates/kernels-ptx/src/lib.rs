@@ -4,6 +4,7 @@
 mod geometry;
 pub mod ops;
 mod params;
+pub mod schedule;
 mod table;
 mod types;
 
