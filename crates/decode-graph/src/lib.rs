@@ -9,6 +9,7 @@ mod plan;
 pub mod ptx;
 mod step;
 mod telemetry;
+pub mod testing;
 
 #[cfg(feature = "cuda")]
 pub use backend::cuda::CudaBackend;

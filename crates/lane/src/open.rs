@@ -71,6 +71,11 @@ impl ModelFile {
         Self::new(Gguf::from_static(bytes)?)
     }
 
+    /// Opens a file that is in memory.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self, LaneError> {
+        Self::new(Gguf::from_vec(bytes)?)
+    }
+
     fn new(gguf: Gguf) -> Result<Self, LaneError> {
         let model = Model::from_gguf(&gguf)?;
         Ok(Self { gguf, model })
