@@ -4,6 +4,7 @@ use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
 use gpu_slab::{Slab, View};
 use kernels_ptx::SamplingPack;
 use q4k_soa::Shape;
+use rayon::prelude::*;
 
 use crate::decode::Decode;
 use crate::gguf::Gguf;
@@ -84,6 +85,9 @@ pub fn load_weights<B: Backend>(
     Ok(weights)
 }
 
+/// Bytes that one thread reads at a time.
+const READ_BYTES: usize = 4 << 20;
+
 struct Load<'a, 'p, B: Backend> {
     residency: &'a mut Residency<B>,
     gguf: &'a Gguf,
@@ -100,7 +104,10 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
     fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, LaneError> {
         let info = matrix.info(self.gguf);
         self.buffer.resize(info.n_bytes() as usize, 0);
-        self.gguf.read_tensor(info, 0, &mut self.buffer)?;
+        // One thread copies from the page cache slower than the rest of loading goes.
+        self.buffer.par_chunks_mut(READ_BYTES).enumerate().try_for_each(|(index, chunk)| {
+            self.gguf.read_tensor(info, (index * READ_BYTES) as u64, chunk)
+        })?;
         let bytes = &self.buffer;
         let scan = non_finite_scales(matrix.ty, bytes);
         if scan.non_finite > 0 {
