@@ -26,7 +26,7 @@ pub use error::SlabError;
 pub use ladder::{DEFAULT_LADDER, Refusal, ladder_from};
 #[cfg(feature = "cuda")]
 pub use memory::cuda;
-pub use memory::{DeviceMemory, HostMemory, MemoryError};
+pub use memory::{DeviceMemory, HostMemory, MemoryError, QueuedRead};
 pub use plan::Plan;
 pub use report::{Allocation, Report};
 pub use slab::Slab;

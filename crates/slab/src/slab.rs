@@ -8,7 +8,7 @@ use crate::counters::Tally;
 use crate::transaction::{self, HasArena};
 use crate::{
     Allocate, Arena, Checkpoint, Counters, DEFAULT_ALIGN_BYTES, DeviceMemory, MemoryError, Plan,
-    Refusal, Report, SlabError, SlabId, View, ladder_from,
+    QueuedRead, Refusal, Report, SlabError, SlabId, View, ladder_from,
 };
 
 /// The target of this crate's log records.
@@ -206,6 +206,30 @@ impl<M: DeviceMemory> Slab<M> {
         read.map_err(|source| self.memory_failed(view, source))?;
         self.d2h.add(bytes.len());
         Ok(())
+    }
+
+    /// Queues a read of a whole view of a few bytes: see [`DeviceMemory::queue_read`]. Counted here.
+    ///
+    /// # Errors
+    ///
+    /// The view is foreign or stale, it is longer than [`QueuedRead::MAX_BYTES`], the memory failed.
+    pub fn queue_read_view(&mut self, view: View) -> Result<QueuedRead, SlabError> {
+        let range = self.resolve(view)?;
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let queued = self.memory.queue_read(range.start, len);
+        let queued = queued.map_err(|source| self.memory_failed(view, source))?;
+        self.d2h.add(len);
+        Ok(queued)
+    }
+
+    /// Waits for a queued read: see [`DeviceMemory::finish_read`].
+    ///
+    /// # Errors
+    ///
+    /// `bytes` has another length, the read was overtaken, the memory failed.
+    pub fn finish_read(&mut self, queued: QueuedRead, bytes: &mut [u8]) -> Result<(), SlabError> {
+        let done = self.memory.finish_read(queued, bytes);
+        done.map_err(|source| SlabError::Memory { name: String::new(), source })
     }
 
     /// Sets every byte of a view, on the device.

@@ -352,3 +352,29 @@ fn uploading_is_as_quick_as_the_bus() {
     assert!(gigabytes_per_second > 1.0, "{gigabytes_per_second} GB/s");
     assert!(read(&memory, len_bytes - chunk.len() as u64, chunk.len()) == chunk);
 }
+
+#[test]
+fn a_queued_read_has_what_was_there_when_it_was_queued() {
+    let Some(stream) = stream("queued reads") else { return };
+    let mut memory = CudaMemory::new(&stream, MIB).unwrap();
+    let mut queued = Vec::new();
+    for value in 0..4u8 {
+        memory.write(0, &[value; 4]).unwrap();
+        queued.push(memory.queue_read(0, 4).unwrap());
+    }
+    memory.write(0, &[9; 4]).unwrap();
+    for (value, queued) in queued.into_iter().enumerate() {
+        let mut bytes = [0xff; 4];
+        memory.finish_read(queued, &mut bytes).unwrap();
+        assert_eq!(bytes, [value as u8; 4]);
+    }
+    let overtaken = memory.queue_read(0, 4).unwrap();
+    let later: Vec<_> = (0..4).map(|_| memory.queue_read(0, 4).unwrap()).collect();
+    let error = memory.finish_read(overtaken, &mut [0; 4]).unwrap_err();
+    assert!(error.to_string().contains("too many reads"), "{error}");
+    for queued in later {
+        memory.finish_read(queued, &mut [0; 4]).unwrap();
+    }
+    assert!(memory.queue_read(0, 65).is_err());
+    assert!(memory.queue_read(MIB - 3, 4).is_err());
+}

@@ -1,7 +1,7 @@
 use alloc::format;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{DeviceMemory, HostMemory, MemoryError};
+use crate::{DeviceMemory, HostMemory, MemoryError, QueuedRead};
 
 /// The code that the helpers of this module give: `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i64 = 2;
@@ -116,6 +116,15 @@ impl<M: DeviceMemory> DeviceMemory for FailingMemory<M> {
     fn read(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.call("read", offset_bytes, bytes.len() as u64)?;
         self.inner.read(offset_bytes, bytes)
+    }
+
+    fn queue_read(&mut self, offset_bytes: u64, len: usize) -> Result<QueuedRead, MemoryError> {
+        self.call("read", offset_bytes, len as u64)?;
+        self.inner.queue_read(offset_bytes, len)
+    }
+
+    fn finish_read(&mut self, queued: QueuedRead, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        self.inner.finish_read(queued, bytes)
     }
 
     fn fill(&mut self, offset_bytes: u64, len_bytes: u64, value: u8) -> Result<(), MemoryError> {

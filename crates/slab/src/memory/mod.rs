@@ -10,8 +10,10 @@ use core::fmt;
 pub mod cuda;
 pub(crate) mod failing;
 mod host;
+mod queued;
 
 pub use host::HostMemory;
+pub use queued::QueuedRead;
 
 /// One device allocation, as a slab needs it: bytes that can be written, read, filled and copied.
 ///
@@ -46,6 +48,29 @@ pub trait DeviceMemory {
     ///
     /// The range does not fit, or the device failed.
     fn read(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MemoryError>;
+
+    /// Queues a read of a few bytes (at most [`QueuedRead::MAX_BYTES`]) behind everything issued so
+    /// far, so that more can be issued before [`finish_read`](Self::finish_read) waits for it. Memory
+    /// that has nothing to wait for reads at once.
+    ///
+    /// # Errors
+    ///
+    /// The range does not fit, there are too many bytes, or the device failed.
+    fn queue_read(&mut self, offset_bytes: u64, len: usize) -> Result<QueuedRead, MemoryError> {
+        let mut queued = QueuedRead::new(len)?;
+        self.read(offset_bytes, &mut queued.bytes[..len])?;
+        Ok(queued)
+    }
+
+    /// Waits for a queued read, not for what was issued after it, and copies its bytes.
+    ///
+    /// # Errors
+    ///
+    /// The device failed, `bytes` has another length, or so many reads were queued after this one
+    /// that its bytes are gone (there is room for four).
+    fn finish_read(&mut self, queued: QueuedRead, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        queued.copy_to(bytes)
+    }
 
     /// Sets every byte of a range on the device; nothing is uploaded.
     ///
@@ -105,6 +130,16 @@ macro_rules! forward_device_memory {
             }
             fn read(&self, offset_bytes: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
                 (**self).read(offset_bytes, bytes)
+            }
+            fn queue_read(&mut self, offset: u64, len: usize) -> Result<QueuedRead, MemoryError> {
+                (**self).queue_read(offset, len)
+            }
+            fn finish_read(
+                &mut self,
+                queued: QueuedRead,
+                bytes: &mut [u8],
+            ) -> Result<(), MemoryError> {
+                (**self).finish_read(queued, bytes)
             }
             fn fill(&mut self, offset: u64, len: u64, value: u8) -> Result<(), MemoryError> {
                 (**self).fill(offset, len, value)

@@ -2,7 +2,7 @@
 
 use super::driver::call;
 use super::{CudaAllocation, CudaStream, DriverError};
-use crate::{DeviceMemory, MemoryError};
+use crate::{DeviceMemory, MemoryError, QueuedRead};
 
 /// Memory of an NVIDIA GPU; copies and fills are ordered on a stream.
 ///
@@ -106,6 +106,32 @@ impl DeviceMemory for CudaMemory {
         // SAFETY: the range was checked, the context is current and the stream's.
         let done = unsafe { self.stream.staging().download(context, raw, from, bytes) };
         done.map_err(|error| error.memory("read", len_bytes))
+    }
+
+    fn queue_read(&mut self, offset_bytes: u64, len: usize) -> Result<QueuedRead, MemoryError> {
+        let mut queued = QueuedRead::new(len)?;
+        let from = self.enter("read", offset_bytes, len as u64)?;
+        let (context, raw) = (self.stream.context(), self.stream.as_raw());
+        // SAFETY: the range was checked, the context is current and the stream's.
+        let number = unsafe { self.stream.staging().queue_download(context, raw, from, len) };
+        queued.number = Some(number.map_err(|error| error.memory("read", len as u64))?);
+        Ok(queued)
+    }
+
+    fn finish_read(&mut self, queued: QueuedRead, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let len_bytes = queued.len_bytes() as u64;
+        queued.check_len(bytes)?;
+        let Some(number) = queued.number else { return queued.copy_to(bytes) };
+        let context = self.stream.context();
+        let enter = context.make_current();
+        let done =
+            enter.and_then(|()| self.stream.staging().finish_download(context, number, bytes));
+        match done.map_err(|error| error.memory("read", len_bytes))? {
+            true => Ok(()),
+            false => {
+                Err(MemoryError::new("read", len_bytes, "too many reads were queued after it"))
+            }
+        }
     }
 
     fn fill(&mut self, offset_bytes: u64, len_bytes: u64, value: u8) -> Result<(), MemoryError> {

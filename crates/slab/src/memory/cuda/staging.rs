@@ -11,6 +11,7 @@ use cust::sys::CUevent;
 
 use super::driver::{self, EVENT_DISABLE_TIMING, call};
 use super::{CudaContext, DriverError, RawStream};
+use crate::QueuedRead;
 
 const BUFFERS: usize = 4;
 const BUFFER_BYTES: usize = 8 << 20;
@@ -18,6 +19,8 @@ const BUFFER_BYTES: usize = 8 << 20;
 const ALIGN_BYTES: usize = 64;
 /// Reads up to this go through pinned memory at once.
 const READ_BYTES: usize = 1 << 20;
+/// Small reads that can be under way at a time.
+const QUEUED_READS: u64 = 4;
 
 /// The ring, and a buffer for reads.
 #[derive(Debug, Default)]
@@ -26,12 +29,14 @@ pub(super) struct Staging {
     current: usize,
     used: usize,
     read: Option<Pinned>,
+    queued: [Option<Slot>; QUEUED_READS as usize],
+    reads_queued: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
     buffer: Pinned,
-    /// Recorded behind the last copy out of the buffer, when the ring moved on.
+    /// Recorded behind the last copy out of the buffer (into it, for reads).
     left: Event,
 }
 
@@ -117,6 +122,56 @@ impl Staging {
             buffer.get(piece);
         }
         Ok(())
+    }
+}
+
+impl Staging {
+    /// Queues a small copy from the device and returns its number.
+    ///
+    /// # Safety
+    ///
+    /// As [`upload`](Self::upload), of `from`; `len` is at most [`QueuedRead::MAX_BYTES`].
+    pub(super) unsafe fn queue_download(
+        &mut self,
+        context: &CudaContext,
+        stream: RawStream,
+        from: u64,
+        len: usize,
+    ) -> Result<u64, DriverError> {
+        let number = self.reads_queued;
+        let slot = match &mut self.queued[(number % QUEUED_READS) as usize] {
+            Some(slot) => slot,
+            none => {
+                let buffer = Pinned::new(context, QueuedRead::MAX_BYTES)?;
+                none.insert(Slot { buffer, left: Event::new(context)? })
+            }
+        };
+        // An older read into the same buffer comes before this one on the stream.
+        // SAFETY: the caller's word for `from`; the buffer has room.
+        unsafe { call!(cuMemcpyDtoHAsync_v2(slot.buffer.start(), from, len, stream)) }?;
+        // SAFETY: event and stream are alive and of the current context.
+        unsafe { call!(cuEventRecord(slot.left.raw, stream)) }?;
+        self.reads_queued += 1;
+        Ok(number)
+    }
+
+    /// Waits for the read with this number; false if a later one has taken its place. The context
+    /// is current.
+    pub(super) fn finish_download(
+        &mut self,
+        context: &CudaContext,
+        number: u64,
+        bytes: &mut [u8],
+    ) -> Result<bool, DriverError> {
+        if self.reads_queued - number > QUEUED_READS {
+            return Ok(false);
+        }
+        let Some(slot) = &self.queued[(number % QUEUED_READS) as usize] else { return Ok(false) };
+        context.count_synchronization();
+        // SAFETY: the event is alive.
+        unsafe { call!(cuEventSynchronize(slot.left.raw)) }?;
+        slot.buffer.get(bytes);
+        Ok(true)
     }
 }
 
