@@ -1,6 +1,7 @@
 //! What generation asks of a decoder, whatever backend it runs on.
 
 use decode_graph::{Drive, Head};
+use gpu_slab::QueuedRead;
 use kernels_ptx::SamplingPack;
 
 use crate::residency::{ResidencyError, Telemetry};
@@ -33,6 +34,13 @@ pub trait Decode: Send {
 
     /// The token that the last step chose, once it is done.
     fn token(&mut self) -> Result<u32, ResidencyError>;
+
+    /// Queues the reading of the token that the step queued last will choose, so that another step
+    /// can be queued before it is waited for.
+    fn queue_token(&mut self) -> Result<QueuedRead, ResidencyError>;
+
+    /// Waits for a queued token.
+    fn finish_token(&mut self, queued: QueuedRead) -> Result<u32, ResidencyError>;
 
     /// The logits of the last step, `[n_vocab]`, once it is done.
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError>;

@@ -1,7 +1,7 @@
 //! A model loaded onto a backend.
 
 use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
-use gpu_slab::{Slab, View};
+use gpu_slab::{QueuedRead, Slab, View};
 use kernels_ptx::SamplingPack;
 use q4k_soa::Shape;
 use rayon::prelude::*;
@@ -196,6 +196,14 @@ where
 
     fn token(&mut self) -> Result<u32, ResidencyError> {
         self.residency.read_token()
+    }
+
+    fn queue_token(&mut self) -> Result<QueuedRead, ResidencyError> {
+        self.residency.queue_token()
+    }
+
+    fn finish_token(&mut self, queued: QueuedRead) -> Result<u32, ResidencyError> {
+        self.residency.finish_token(queued)
     }
 
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {

@@ -7,7 +7,7 @@ use decode_graph::{
     Backend, ByteRange, Drive, Graph, GraphError, GraphTelemetry, Head, KvArena, Launch,
     ModelWeights, Recording, StepArena, StepPlan, WeightRef, record,
 };
-use gpu_slab::{DeviceMemory, Slab, View};
+use gpu_slab::{DeviceMemory, QueuedRead, Slab, View};
 use kernels_ptx::{SamplingPack, TokenParams};
 use kv_paged::{BlockTable, PagedKvConfig};
 use q4k_soa::Fingerprint;
@@ -266,18 +266,34 @@ impl<B: Backend> Residency<B> {
 
     /// Waits for the queued steps and reads the token that the last one chose.
     pub fn read_token(&mut self) -> Result<u32, ResidencyError> {
+        let queued = self.queue_token()?;
+        self.finish_token(queued)
+    }
+
+    /// Queues the reading of the token that the step queued last will choose: another step can be
+    /// queued behind it, and the device need not wait for the host.
+    pub fn queue_token(&mut self) -> Result<QueuedRead, ResidencyError> {
         let view = self.arena()?.token;
         let before = self.slab.counters().d2h_bytes;
-        let mut token = 0u32;
-        self.slab.read_view(view, 0, bytemuck::bytes_of_mut(&mut token))?;
+        let queued = self.slab.queue_read_view(view)?;
         self.d2h_bytes_per_token = Some(self.slab.counters().d2h_bytes - before);
+        Ok(queued)
+    }
+
+    /// Waits for a queued token.
+    pub fn finish_token(&mut self, queued: QueuedRead) -> Result<u32, ResidencyError> {
+        let mut token = 0u32;
+        self.slab.finish_read(queued, bytemuck::bytes_of_mut(&mut token))?;
         Ok(token)
     }
 
     /// Waits for the queued steps and reads the logits of the last one.
     pub fn read_logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
         let view = self.arena()?.logits;
-        Ok(self.slab.read_view(view, 0, bytemuck::cast_slice_mut(logits))?)
+        let before = self.slab.counters().d2h_bytes;
+        self.slab.read_view(view, 0, bytemuck::cast_slice_mut(logits))?;
+        self.d2h_bytes_per_token = Some(self.slab.counters().d2h_bytes - before);
+        Ok(())
     }
 
     /// Runs the live graph once on a scratch position, so that clocks, driver, modules and page
