@@ -18,8 +18,8 @@ fn decode(c: &mut Criterion) {
                     n_tokens: TOKENS,
                     sampling: Sampling::GREEDY,
                     drive,
-                    ring: false,
                     ignore_end: true,
+                    ..Default::default()
                 };
                 lane.generate(&prompt, options).unwrap().map(|token| token.unwrap().id).sum::<u32>()
             });

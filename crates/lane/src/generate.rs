@@ -1,13 +1,16 @@
 //! The generation loop: prompt in, tokens out one by one, over one locked lane.
 
-use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use decode_graph::{Drive, Head};
-use kernels_ptx::{SamplingPack, TokenParams};
+use kernels_ptx::TokenParams;
 
 use crate::lane::{LaneError, State};
-use crate::tokenizer::{TextStream, Tokenizer};
+use crate::sampling::{Logprobs, Penalties, Sampling, draw};
+use crate::stop_text::StoppedText;
+use crate::tokenizer::Tokenizer;
 
 /// Who feeds the next token to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,60 +22,24 @@ pub enum DriveMode {
     Host,
 }
 
-/// How the next token is chosen. The order of the cuts is top-k, top-p, min-p, temperature.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token (greedy).
-    pub temperature: f32,
-    /// Keeps this many likeliest tokens; 0: as many as sampling considers.
-    pub top_k: u32,
-    /// Keeps the likeliest tokens whose probabilities reach this sum.
-    pub top_p: f32,
-    /// Keeps tokens at least this likely relative to the likeliest.
-    pub min_p: f32,
-    /// Equal seeds draw equal tokens.
-    pub seed: u64,
-}
+/// Stops a generation from elsewhere: a signal handler, another thread. Clones are one switch.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
 
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 1 }
-    }
-}
-
-impl Sampling {
-    /// The likeliest token, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, seed: 0 };
-
-    /// Refuses values that mean nothing.
-    pub fn check(&self) -> Result<(), LaneError> {
-        let unit = |value: f32| (0.0..=1.0).contains(&value);
-        let wrong = if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            ("temperature", self.temperature, "a finite number from 0 up")
-        } else if !unit(self.top_p) {
-            ("top-p", self.top_p, "from 0 to 1")
-        } else if !unit(self.min_p) {
-            ("min-p", self.min_p, "from 0 to 1")
-        } else {
-            return Ok(());
-        };
-        let (what, value, allowed) = wrong;
-        Err(LaneError::Option { what, value: value.to_string(), allowed })
+impl Cancel {
+    /// Ends the generation before its next token, also while it computes its prompt.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 
-    fn head(&self) -> Head {
-        if self.temperature > 0.0 { Head::Sampled } else { Head::Greedy }
+    /// Lets the next generation run.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
-    fn pack(&self) -> SamplingPack {
-        SamplingPack {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            top_k: self.top_k,
-            seed_low: self.seed as u32,
-            seed_high: (self.seed >> 32) as u32,
-        }
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -83,12 +50,47 @@ pub struct GenerateOptions {
     pub n_tokens: u32,
     /// How each is chosen.
     pub sampling: Sampling,
+    /// What makes repetitions less likely; other than none, see [`Self::reads_logits`].
+    pub penalties: Penalties,
+    /// Tell with each token how likely it and so many likeliest tokens were; see
+    /// [`Self::reads_logits`].
+    pub logprobs: Option<u32>,
     /// Who feeds it back.
     pub drive: DriveMode,
-    /// Go on beyond the context, overwriting the oldest tokens.
+    /// Go on beyond the context, overwriting the oldest tokens; a prompt may be longer than the
+    /// context, too.
     pub ring: bool,
     /// Do not stop at the model's end tokens.
     pub ignore_end: bool,
+    /// Texts that end the generation; they are not part of its text.
+    pub stop: Vec<String>,
+    /// Ends it from elsewhere.
+    pub cancel: Cancel,
+}
+
+impl GenerateOptions {
+    /// Whether every token's logits are read back, `4 · n_vocab` bytes, and the host chooses: for
+    /// penalties and log-probabilities. The host then feeds the token too, whatever `drive` says.
+    pub fn reads_logits(&self) -> bool {
+        self.logprobs.is_some() || !self.penalties.is_none()
+    }
+
+    /// The same with one more stop text, such as a chat template's.
+    pub fn stopping_at(mut self, stop_text: Option<&str>) -> Self {
+        self.stop.extend(stop_text.map(str::to_owned));
+        self
+    }
+
+    /// Refuses values that mean nothing.
+    pub fn check(&self) -> Result<(), LaneError> {
+        self.sampling.check()?;
+        self.penalties.check()?;
+        if self.stop.iter().any(String::is_empty) {
+            let (what, value, allowed) = ("stop text", "\"\"".into(), "at least one character");
+            return Err(LaneError::Option { what, value, allowed });
+        }
+        Ok(())
+    }
 }
 
 impl Default for GenerateOptions {
@@ -96,9 +98,13 @@ impl Default for GenerateOptions {
         Self {
             n_tokens: 128,
             sampling: Sampling::default(),
+            penalties: Penalties::NONE,
+            logprobs: None,
             drive: DriveMode::default(),
             ring: false,
             ignore_end: false,
+            stop: Vec::new(),
+            cancel: Cancel::default(),
         }
     }
 }
@@ -106,22 +112,30 @@ impl Default for GenerateOptions {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum StopReason {
     /// The model ended its text.
     Eos,
+    /// A stop text.
+    Stop,
     /// As many tokens as were asked for.
     Length,
     /// The context is full.
     Context,
+    /// [`Cancel`].
+    Cancelled,
 }
 
 /// A generated token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// The text that it completes; empty while a character is incomplete.
+    /// The text that becomes certain with it; empty while a character is incomplete or a stop
+    /// text may begin.
     pub text: String,
+    /// How likely it was, where that was asked for.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// How long things took.
@@ -137,18 +151,34 @@ pub struct Timing {
     pub decode: Duration,
 }
 
+impl Timing {
+    /// Of two generations, one after the other, that were one to the user.
+    pub(crate) fn and(self, next: Self) -> Self {
+        Self {
+            prefill_tokens: self.prefill_tokens,
+            first_token: self.first_token,
+            decode_tokens: self.decode_tokens + 1 + next.decode_tokens,
+            decode: self.decode + next.first_token + next.decode,
+        }
+    }
+}
+
 /// A generation under way: an iterator over its tokens that holds the lane's lock. Dropping it
-/// cancels; the lane is ready for the next one.
+/// cancels; the lane is ready for the next one. It ends after an error, with no stop reason, and
+/// the lane forgets what its cache held.
 pub struct Generation<'a> {
     state: MutexGuard<'a, State>,
     options: GenerateOptions,
-    text: TextStream,
+    text: StoppedText,
     tokenizer: &'a Tokenizer,
+    /// Logits read back, where the host chooses.
+    logits: Option<Vec<f32>>,
     /// The last token of the prompt, until the first step has fed it.
     pending: Option<u32>,
     position: u32,
     generated: u32,
     stop: Option<StopReason>,
+    failed: bool,
     timing: Timing,
     started: Instant,
 }
@@ -163,36 +193,46 @@ impl<'a> Generation<'a> {
         options: GenerateOptions,
     ) -> Result<Self, LaneError> {
         let started = Instant::now();
-        options.sampling.check()?;
-        state.check_prompt(prompt)?;
-        state.decoder.prepare(options.sampling.head())?;
-        if options.sampling.head() == Head::Sampled {
-            state.decoder.set_sampling(&options.sampling.pack())?;
-        }
-        let cached = state.rewind_to_common_prefix(prompt);
+        options.check()?;
+        state.check_prompt(prompt, options.ring)?;
         let Some((&last, before)) = prompt.split_last() else {
             return Err(LaneError::EmptyPrompt);
         };
+        let reads_logits = options.reads_logits();
+        let head = if reads_logits { Head::Greedy } else { options.sampling.head() };
+        state.decoder.prepare(head)?;
+        if head == Head::Sampled {
+            state.decoder.set_sampling(&options.sampling.pack())?;
+        }
+        let cached = state.rewind_to_common_prefix(prompt);
+        let mut stop = None;
         for &id in &before[cached..] {
+            if options.cancel.is_cancelled() {
+                stop = Some(StopReason::Cancelled);
+                break;
+            }
             state.feed(id)?;
         }
-        let prefill_tokens = (prompt.len() - cached) as u32;
+        let prefill_tokens = (state.history.len() + 1 - cached) as u32;
         let timing = Timing { prefill_tokens, ..Timing::default() };
+        let logits = reads_logits.then(|| vec![0.0; state.decoder.n_vocab() as usize]);
         Ok(Self {
             state,
+            text: StoppedText::new(tokenizer, &options.stop),
             options,
-            text: TextStream::new(tokenizer),
             tokenizer,
+            logits,
             pending: Some(last),
             position: before.len() as u32,
             generated: 0,
-            stop: None,
+            stop,
+            failed: false,
             timing,
             started,
         })
     }
 
-    /// Why it ended; `None` while it goes on.
+    /// Why it ended; `None` while it goes on and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop
     }
@@ -202,24 +242,24 @@ impl<'a> Generation<'a> {
         self.timing
     }
 
-    /// Text held back because its last character is incomplete.
+    /// Text held back because its last character is incomplete or a stop text might have begun.
     pub fn finish_text(&mut self) -> String {
         self.text.finish()
     }
 
-    fn step(&mut self) -> Result<u32, LaneError> {
+    fn step(&mut self) -> Result<(u32, Option<Logprobs>), LaneError> {
         let at = Instant::now();
         let state = &mut *self.state;
-        match (self.pending.take(), self.options.drive) {
-            (Some(id), _) => state.feed(id)?,
-            (None, DriveMode::Host) => {
-                let id = state.chosen;
-                state.feed(id)?;
-            }
-            (None, DriveMode::SelfAdvance) => state.feed_chosen()?,
+        match (self.pending.take(), self.options.drive, &self.logits) {
+            (Some(id), _, _) => state.feed(id)?,
+            (None, DriveMode::SelfAdvance, None) => state.feed_chosen()?,
+            (None, _, _) => state.feed(state.chosen)?,
         }
         self.position += 1;
-        let id = state.read_choice()?;
+        let chosen = match &mut self.logits {
+            None => (state.read_choice()?, None),
+            Some(logits) => choose_on_host(state, &self.options, logits)?,
+        };
         if self.generated == 0 {
             self.timing.first_token = self.started.elapsed();
         } else {
@@ -227,10 +267,16 @@ impl<'a> Generation<'a> {
             self.timing.decode += at.elapsed();
         }
         self.generated += 1;
-        Ok(id)
+        Ok(chosen)
     }
 
     fn check_stop(&self) -> Option<StopReason> {
+        if self.text.found() {
+            return Some(StopReason::Stop);
+        }
+        if self.options.cancel.is_cancelled() {
+            return Some(StopReason::Cancelled);
+        }
         if self.generated >= self.options.n_tokens {
             return Some(StopReason::Length);
         }
@@ -243,15 +289,17 @@ impl Iterator for Generation<'_> {
     type Item = Result<Token, LaneError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
         self.stop = self.stop.or_else(|| self.check_stop());
         if self.stop.is_some() {
             return None;
         }
-        let id = match self.step() {
-            Ok(id) => id,
+        let (id, logprobs) = match self.step() {
+            Ok(chosen) => chosen,
             Err(error) => {
-                self.stop = Some(StopReason::Length);
-                self.state.forget();
+                self.failed = true;
                 return Some(Err(error));
             }
         };
@@ -260,8 +308,24 @@ impl Iterator for Generation<'_> {
             return None;
         }
         let text = self.text.push(id);
-        Some(Ok(Token { id, text }))
+        Some(Ok(Token { id, text, logprobs }))
     }
+}
+
+/// Reads the logits of the last step and chooses by them.
+fn choose_on_host(
+    state: &mut State,
+    options: &GenerateOptions,
+    logits: &mut [f32],
+) -> Result<(u32, Option<Logprobs>), LaneError> {
+    state.read_logits(logits)?;
+    // Log-probabilities are the model's own, so they need the logits as they were.
+    let unpenalised = options.logprobs.map(|n_top| (n_top, logits.to_vec()));
+    options.penalties.apply(&state.history, logits);
+    let position = state.history.len().saturating_sub(1) as u32;
+    let id = draw(logits, &options.sampling, position).unwrap_or(0);
+    state.chosen = id;
+    Ok((id, unpenalised.map(|(n_top, logits)| Logprobs::new(&logits, id, n_top))))
 }
 
 /// The parameters of the token at `position`.
@@ -274,20 +338,30 @@ impl State {
     pub(crate) fn feed(&mut self, id: u32) -> Result<(), LaneError> {
         let position = self.history.len() as u32;
         let params = token_params(position, self.decoder.max_context_tokens(), id);
-        self.decoder.step(Drive::Host(&[params]))?;
+        let done = self.decoder.step(Drive::Host(&[params]));
+        self.or_forget(done)?;
         self.history.push(id);
         Ok(())
     }
 
     /// Runs a step on the token that the device chose.
     fn feed_chosen(&mut self) -> Result<(), LaneError> {
-        self.decoder.step(Drive::SelfAdvance)?;
+        let done = self.decoder.step(Drive::SelfAdvance);
+        self.or_forget(done)?;
         self.history.push(self.chosen);
         Ok(())
     }
 
-    fn read_choice(&mut self) -> Result<u32, LaneError> {
-        self.chosen = self.decoder.token()?;
+    /// Waits for the queued steps and reads the token that the last one chose.
+    pub(crate) fn read_choice(&mut self) -> Result<u32, LaneError> {
+        let token = self.decoder.token();
+        self.chosen = self.or_forget(token)?;
         Ok(self.chosen)
+    }
+
+    /// Waits for the queued steps and reads the logits of the last one.
+    pub(crate) fn read_logits(&mut self, logits: &mut [f32]) -> Result<(), LaneError> {
+        let done = self.decoder.logits(logits);
+        self.or_forget(done)
     }
 }

@@ -23,6 +23,9 @@ pub enum LaneError {
     /// The tokenizer's tables or the text cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The conversation cannot be turned into a prompt.
+    #[error(transparent)]
+    Chat(#[from] crate::chat::ChatError),
     /// Memory, graph or device refused.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
@@ -88,7 +91,9 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), LaneError> {
+    /// Refuses ids out of range, and prompts that the context cannot hold unless its ring may
+    /// forget their beginning.
+    pub(crate) fn check_prompt(&self, prompt: &[u32], ring: bool) -> Result<(), LaneError> {
         let (n_vocab, max_context_tokens) =
             (self.decoder.n_vocab(), self.decoder.max_context_tokens());
         if prompt.is_empty() {
@@ -97,7 +102,7 @@ impl State {
         if let Some(&id) = prompt.iter().find(|&&id| id >= n_vocab) {
             return Err(LaneError::TokenOutOfRange { id, n_vocab });
         }
-        if prompt.len() > max_context_tokens as usize {
+        if prompt.len() > max_context_tokens as usize && !ring {
             return Err(LaneError::PromptTooLong {
                 prompt_tokens: prompt.len(),
                 max_context_tokens,
@@ -110,9 +115,17 @@ impl State {
     /// Goes back to the longest beginning that cache and prompt share, short of the prompt's
     /// last token, whose logits are wanted. Returns its length.
     pub(crate) fn rewind_to_common_prefix(&mut self, prompt: &[u32]) -> usize {
+        self.rewind(prompt, prompt.len().saturating_sub(1))
+    }
+
+    /// Goes back to the longest beginning that cache and `ids` share, of at most `limit` tokens.
+    fn rewind(&mut self, ids: &[u32], limit: usize) -> usize {
+        let common = self.history.iter().zip(ids).take_while(|(a, b)| a == b).count();
+        let common = common.min(limit);
+        // Token i has overwritten token i - n in a context of n slots. Going back by one token is
+        // harmless, for it is the next to be written again; more would miss what is gone.
         let wrapped = self.history.len() > self.decoder.max_context_tokens() as usize;
-        let common = self.history.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = if wrapped { 0 } else { common.min(prompt.len().saturating_sub(1)) };
+        let kept = if wrapped && common + 1 < self.history.len() { 0 } else { common };
         self.history.truncate(kept);
         kept
     }
@@ -120,6 +133,14 @@ impl State {
     /// After a failed step nothing is known about the cache.
     pub(crate) fn forget(&mut self) {
         self.history.clear();
+    }
+
+    /// Passes on what the decoder said; after a failure nothing is known about the cache.
+    pub(crate) fn or_forget<T>(&mut self, done: Result<T, ResidencyError>) -> Result<T, LaneError> {
+        done.map_err(|error| {
+            self.forget();
+            error.into()
+        })
     }
 }
 
@@ -149,16 +170,15 @@ impl Lane {
     pub fn prefill(&self, ids: &[u32]) -> Result<Duration, LaneError> {
         let mut state = self.lock()?;
         if !ids.is_empty() {
-            state.check_prompt(ids)?;
+            state.check_prompt(ids, false)?;
         }
         state.decoder.prepare(Head::Greedy)?;
         let started = Instant::now();
-        let common = state.history.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        state.history.truncate(common);
+        let common = state.rewind(ids, ids.len());
         for &id in &ids[common..] {
             state.feed(id)?;
         }
-        state.decoder.token()?;
+        state.read_choice()?;
         Ok(started.elapsed())
     }
 
@@ -183,13 +203,13 @@ impl Lane {
         mut look: impl FnMut(&[f32]),
     ) -> Result<(), LaneError> {
         let mut state = self.lock()?;
-        state.check_prompt(ids)?;
+        state.check_prompt(ids, false)?;
         state.decoder.prepare(Head::Greedy)?;
         state.forget();
         let mut logits = vec![0.0; state.decoder.n_vocab() as usize];
         for &id in ids {
             state.feed(id)?;
-            state.decoder.logits(&mut logits)?;
+            state.read_logits(&mut logits)?;
             look(&logits);
         }
         Ok(())

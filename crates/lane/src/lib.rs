@@ -13,10 +13,15 @@ pub mod model;
 pub mod open;
 pub mod open_cuda;
 pub mod residency;
+pub mod sampling;
+pub mod session;
+pub mod stop_text;
 pub mod synth;
 pub mod tokenizer;
 
-pub use generate::{DriveMode, GenerateOptions, Generation, Sampling, StopReason, Timing, Token};
+pub use generate::{Cancel, DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
 pub use lane::{Lane, LaneError};
 pub use memory_plan::{ContextSize, MemoryPlan, PlanOptions};
 pub use open::{BackendChoice, LaneOptions, ModelFile};
+pub use sampling::{Logprob, Logprobs, Penalties, Sampling};
+pub use session::{Answer, Session, SessionEvent};

@@ -17,7 +17,7 @@ fn load() -> Lane {
 
 fn greedy(n_tokens: u32, drive: DriveMode) -> GenerateOptions {
     let sampling = Sampling::GREEDY;
-    GenerateOptions { n_tokens, sampling, drive, ring: false, ignore_end: true }
+    GenerateOptions { n_tokens, sampling, drive, ignore_end: true, ..Default::default() }
 }
 
 fn ids(lane: &Lane, prompt: &[u32], options: GenerateOptions) -> Vec<u32> {

@@ -39,7 +39,7 @@ pub(super) struct Args {
     r: u32,
     /// Whether the device feeds itself or the host does
     #[arg(long, value_enum, default_value = "self")]
-    drive: super::generate::DriveArg,
+    drive: super::generation::DriveArg,
     /// Form of the results
     #[arg(short, value_enum, default_value = "md")]
     o: Output,
@@ -232,8 +232,8 @@ fn generate(
         n_tokens,
         sampling: Sampling::GREEDY,
         drive: DriveMode::from(args.drive),
-        ring: false,
         ignore_end: true,
+        ..Default::default()
     };
     let mut generation = lane.generate(prompt, options)?;
     for token in generation.by_ref() {

@@ -1,126 +1,109 @@
 //! `lane generate`.
 
-use std::io::Read;
+use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use clap::ValueEnum;
 use lane::chat::{ChatTemplate, Conversation, Role};
 use lane::residency::Telemetry;
 use lane::tokenizer::Special;
-use lane::{DriveMode, GenerateOptions, Lane, Sampling, StopReason, Timing};
+use lane::{GenerateOptions, Lane, Logprob, Logprobs, StopReason, Timing};
 use serde::Serialize;
 
+use super::generation::GenerationArgs;
 use super::{LoadArgs, print, print_json};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The text to go on from; `-` reads it from stdin
-    prompt: String,
+    #[arg(required_unless_present = "file", conflicts_with = "file")]
+    prompt: Option<String>,
+    /// Read the text from a file; its last newline, like stdin's, is not part of it
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
     /// Tokens to generate at most
     #[arg(short, default_value_t = 128, value_name = "N")]
     n: u32,
-    /// Temperature; 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
-    temp: f32,
-    /// Keep this many likeliest tokens (0: 1024)
-    #[arg(long, default_value_t = 40)]
-    top_k: u32,
-    /// Keep the likeliest tokens that together are this probable
-    #[arg(long, default_value_t = 0.95, allow_negative_numbers = true)]
-    top_p: f32,
-    /// Keep tokens at least this probable relative to the likeliest
-    #[arg(long, default_value_t = 0.05, allow_negative_numbers = true)]
-    min_p: f32,
-    /// Equal seeds draw equal texts
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Whether the device feeds itself (0 bytes per token) or the host does (12 bytes)
-    #[arg(long, value_enum, default_value = "self")]
-    drive: DriveArg,
-    /// Go on beyond the context, forgetting the oldest tokens
-    #[arg(long)]
-    ring: bool,
+    #[command(flatten)]
+    generation: GenerationArgs,
     /// Treat the prompt as a chat message: apply the model's chat template
     #[arg(long)]
     chat: bool,
+    /// Instructions before the chat message
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    system: Option<String>,
     /// Recognise special tokens written in the prompt
-    #[arg(long)]
+    #[arg(long, conflicts_with = "chat")]
     special: bool,
     /// Print one JSON object at the end instead of the text
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(super) enum DriveArg {
-    #[value(name = "self")]
-    SelfAdvance,
-    Host,
-}
-
-impl From<DriveArg> for DriveMode {
-    fn from(drive: DriveArg) -> Self {
-        match drive {
-            DriveArg::SelfAdvance => DriveMode::SelfAdvance,
-            DriveArg::Host => DriveMode::Host,
-        }
-    }
+    /// Tell with each token how likely it and the N likeliest were. All logits are read back for
+    /// it, as for penalties
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<u32>,
 }
 
 impl Args {
-    fn options(&self) -> GenerateOptions {
-        GenerateOptions {
-            n_tokens: self.n,
-            sampling: Sampling {
-                temperature: self.temp,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                seed: self.seed,
-            },
-            drive: self.drive.into(),
-            ring: self.ring,
-            ignore_end: false,
+    fn prompt_text(&self) -> anyhow::Result<String> {
+        let mut text = match (&self.file, self.prompt.as_deref()) {
+            (Some(path), _) => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the prompt from {}", path.display()))?,
+            (None, Some("-")) => {
+                io::read_to_string(io::stdin()).context("cannot read the prompt from stdin")?
+            }
+            (None, given) => return Ok(given.unwrap_or_default().to_owned()),
+        };
+        if text.ends_with('\n') {
+            text.pop();
         }
+        Ok(text)
     }
 
-    fn prompt_ids(&self, lane: &Lane) -> anyhow::Result<Vec<u32>> {
-        let mut stdin = String::new();
-        let prompt = if self.prompt == "-" {
-            std::io::stdin().read_to_string(&mut stdin).context("cannot read the prompt")?;
-            &stdin
-        } else {
-            &self.prompt
-        };
-        anyhow::ensure!(!prompt.is_empty(), "the prompt is empty: give some text to go on from");
+    /// The prompt's ids, and the text that ends an answer to it.
+    fn prompt_ids(
+        &self,
+        prompt: &str,
+        lane: &Lane,
+    ) -> anyhow::Result<(Vec<u32>, Option<&'static str>)> {
         let tokenizer = lane.tokenizer();
         if self.chat {
             let template = ChatTemplate::for_tokenizer(tokenizer)?;
+            if let Some(fallback) = template.fallback() {
+                log::warn!(target: "lane", "{fallback}");
+            }
             let mut conversation = Conversation::default();
-            conversation.push(Role::User, prompt.as_str());
-            return Ok(template.encode(tokenizer, &conversation, true)?);
+            if let Some(system) = &self.system {
+                conversation.push(Role::System, system.as_str());
+            }
+            conversation.push(Role::User, prompt);
+            let ids = template.encode(tokenizer, &conversation, true)?;
+            return Ok((ids, template.stop_text()));
         }
         let special = if self.special { Special::Parse } else { Special::AsText };
-        Ok(tokenizer.encode_prompt(prompt, special)?)
+        Ok((tokenizer.encode_prompt(prompt, special)?, None))
     }
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let options = args.options();
-    options.sampling.check()?;
+    let options = GenerateOptions { logprobs: args.logprobs, ..args.generation.options(args.n) };
+    options.check()?;
+    let prompt = args.prompt_text()?;
+    anyhow::ensure!(!prompt.is_empty(), "the prompt is empty: give some text to go on from");
     let started = Instant::now();
     let (lane, model) = args.load.load()?;
     let load = started.elapsed();
-    let prompt_ids = args.prompt_ids(&lane)?;
+    let (prompt_ids, stop_text) = args.prompt_ids(&prompt, &lane)?;
 
-    let mut generation = lane.generate(&prompt_ids, options)?;
-    let (mut ids, mut text) = (Vec::new(), String::new());
+    let mut generation = lane.generate(&prompt_ids, options.stopping_at(stop_text))?;
+    let (mut ids, mut text, mut logprobs) = (Vec::new(), String::new(), Vec::new());
     for token in generation.by_ref() {
         let token = token?;
         ids.push(token.id);
+        logprobs.extend(token.logprobs.map(|found| TokenLogprobs::new(&lane, &found)));
         if args.json { text += &token.text } else { print(&token.text)? }
     }
     let rest = generation.finish_text();
@@ -128,7 +111,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         (generation.stop_reason().unwrap_or(StopReason::Length), generation.timing());
     drop(generation);
 
-    let summary = Summary::new(&lane, model, load, prompt_ids, ids, text + &rest, stop, timing)?;
+    let logprobs = args.logprobs.map(|_| logprobs);
+    let generated = Generated { prompt_ids, ids, text: text + &rest, logprobs, stop };
+    let summary = Summary::new(&lane, model, load, generated, timing)?;
     if args.json {
         return print_json(&summary);
     }
@@ -137,16 +122,55 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[derive(Serialize)]
+struct Generated {
+    prompt_ids: Vec<u32>,
+    ids: Vec<u32>,
+    text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<TokenLogprobs>>,
+    stop: StopReason,
+}
+
+/// How likely a token was, and the likeliest in its place.
+#[derive(Serialize)]
+struct TokenLogprobs {
+    #[serde(flatten)]
+    chosen: TokenLogprob,
+    top: Vec<TokenLogprob>,
+}
+
+#[derive(Serialize)]
+struct TokenLogprob {
+    id: u32,
+    /// What the token spells; part characters are U+FFFD.
+    text: String,
+    /// Natural logarithm, before temperature and penalties.
+    logprob: f32,
+}
+
+impl TokenLogprobs {
+    fn new(lane: &Lane, found: &Logprobs) -> Self {
+        let tokenizer = lane.tokenizer();
+        let token = |&Logprob { id, logprob }: &Logprob| {
+            let text = match tokenizer.special_text(id) {
+                Some(text) => text.to_owned(),
+                None => String::from_utf8_lossy(tokenizer.piece_bytes(id)).into_owned(),
+            };
+            TokenLogprob { id, text, logprob }
+        };
+        Self { chosen: token(&found.chosen), top: found.top.iter().map(token).collect() }
+    }
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Summary {
     model: String,
     backend: &'static str,
     device: String,
-    prompt_ids: Vec<u32>,
-    ids: Vec<u32>,
-    text: String,
-    stop: StopReason,
+    #[serde(flatten)]
+    generated: Generated,
     graph: GraphSummary,
     slab: SlabSummary,
     kv: KvSummary,
@@ -190,15 +214,11 @@ struct TimingSummary {
 }
 
 impl Summary {
-    #[allow(clippy::too_many_arguments)]
     fn new(
         lane: &Lane,
         model: String,
         load: Duration,
-        prompt_ids: Vec<u32>,
-        ids: Vec<u32>,
-        text: String,
-        stop: StopReason,
+        generated: Generated,
         timing: Timing,
     ) -> anyhow::Result<Self> {
         let telemetry: Telemetry = lane.telemetry()?;
@@ -212,10 +232,7 @@ impl Summary {
             model,
             backend: lane.backend()?,
             device: lane.device()?,
-            prompt_ids,
-            ids,
-            text,
-            stop,
+            generated,
             graph: GraphSummary {
                 key: graph.key.to_string(),
                 nodes: graph.nodes,
@@ -252,7 +269,7 @@ impl Summary {
         format!(
             "[{} tokens, {rate} tok/s on {}; graph of {} nodes, {} H2D bytes/token; slab {:.1} of \
              {:.1} MiB]",
-            self.ids.len(),
+            self.generated.ids.len(),
             self.device,
             self.graph.nodes,
             self.graph.h2d_bytes_per_token.map_or("-".into(), |bytes| bytes.to_string()),

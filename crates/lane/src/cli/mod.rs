@@ -10,9 +10,11 @@ use kv_paged::KvType;
 use lane::{BackendChoice, ContextSize, LaneOptions, PlanOptions};
 
 mod bench;
+mod chat;
 mod diff;
 mod fingerprint;
 mod generate;
+mod generation;
 mod inspect;
 mod logits;
 mod progress;
@@ -36,6 +38,8 @@ pub(crate) struct Cli {
 enum Command {
     /// Generate text from a prompt
     Generate(generate::Args),
+    /// Talk with a model: a conversation in its chat template
+    Chat(chat::Args),
     /// Print the logits behind a prompt as JSON
     Logits(logits::Args),
     /// Show what a model file holds and what memory it needs; loads nothing
@@ -64,6 +68,7 @@ impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Generate(args) => generate::run(args),
+            Command::Chat(args) => chat::run(args),
             Command::Logits(args) => logits::run(args),
             Command::Inspect(args) => inspect::run(args),
             Command::Synth(args) => synth::run(args),

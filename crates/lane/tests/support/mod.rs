@@ -59,7 +59,7 @@ pub(crate) fn load(file: &ModelFile, backend: BackendChoice, numerics: Numerics)
 
 pub(crate) fn greedy(n_tokens: u32, drive: DriveMode) -> GenerateOptions {
     let sampling = Sampling::GREEDY;
-    GenerateOptions { n_tokens, sampling, drive, ring: false, ignore_end: true }
+    GenerateOptions { n_tokens, sampling, drive, ignore_end: true, ..Default::default() }
 }
 
 pub(crate) fn ids(lane: &Lane, prompt: &[u32], options: GenerateOptions) -> Vec<u32> {
