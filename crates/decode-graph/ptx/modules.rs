@@ -17,6 +17,7 @@ modules! {
     ("gemv_f32", "compute_90", "8.4", 0x3e2fad06267fbd22, include_str!("gemv_f32.compute_90.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
     ("gemv_q8", "compute_80", "8.4", 0x87f4bda74dba554d, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
     ("gemv_q8", "compute_90", "8.4", 0x4017db1dec40a6a0, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("persistent_sm90", "compute_90", "8.4", 0x2daf3cf9273f7018, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x0658de9d3643489e, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0xbcd6d9c877e59608, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
     ("rms_norm", "compute_80", "8.4", 0xedf98d70da7bdae9, include_str!("rms_norm.compute_80.ptx"), ["rms_norm"]);

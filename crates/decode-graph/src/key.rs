@@ -27,6 +27,7 @@ impl GraphKey {
             let g = launch.geometry;
             g.grid.iter().chain(&g.block).for_each(|&extent| word(u64::from(extent)));
             word(u64::from(g.shared_bytes));
+            word(u64::from(g.cooperative));
             for arg in &launch.args {
                 match arg {
                     Arg::Buffer(range) => {

@@ -5,6 +5,7 @@ pub mod backend;
 mod graph;
 mod key;
 mod launch;
+mod persistent;
 mod plan;
 pub mod ptx;
 mod step;
@@ -17,9 +18,13 @@ pub use backend::{Backend, BackendError, HostBackend};
 pub use graph::{Drive, Graph, GraphError};
 pub use key::GraphKey;
 pub use launch::{BindError, ByteRange, Label, Launch};
+pub use persistent::{
+    PersistentFailure, PersistentOptions, clear_persistent_failure, persistent_failure,
+    record_persistent,
+};
 pub use plan::{
-    Head, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics, RopePlan, StepArena, StepPlan,
-    WeightRef,
+    Fusion, Head, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics, PersistentArena,
+    RopePlan, StepArena, StepPlan, WeightRef,
 };
 pub use step::{RecordError, Recording, record};
 pub use telemetry::GraphTelemetry;

@@ -1,9 +1,9 @@
 //! What a decode step computes: dimensions, numerics, where its weights and buffers lie.
 
 use gpu_slab::{Allocate, SlabError, View};
-use kernels_ptx::{DeviceProfile, RopePairing};
+use kernels_ptx::{DeviceProfile, RopePairing, schedule};
 use kv_paged::PagedKvConfig;
-use q4k_soa::{Shape, WeightType};
+use q4k_soa::{LayoutId, Shape, WeightType};
 
 /// How matrix products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,17 @@ pub enum Head {
     Sampled,
     /// Nothing: the step only fills the KV cache (prompt processing).
     None,
+}
+
+/// How much of a step one kernel does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fusion {
+    /// A kernel for each operation: [`record`](crate::record).
+    #[default]
+    Ops,
+    /// One kernel for the whole step of one token, with weights in the stream layout:
+    /// [`record_persistent`](crate::record_persistent).
+    Persistent,
 }
 
 /// Dimensions of a Llama-family model.
@@ -78,6 +89,10 @@ pub struct StepPlan {
     pub numerics: Numerics,
     /// The end of the step.
     pub head: Head,
+    /// Launches of the step.
+    pub fusion: Fusion,
+    /// Thread blocks of a persistent step: one for each multiprocessor.
+    pub multiprocessors: u32,
     /// Tokens computed per step, all of one sequence.
     pub n_tokens: u32,
     /// Of every RMS norm.
@@ -109,6 +124,8 @@ impl StepPlan {
             kv,
             numerics,
             head: Head::Greedy,
+            fusion: Fusion::Ops,
+            multiprocessors: device.sm_count,
             n_tokens: 1,
             norm_eps,
             rope,
@@ -129,6 +146,9 @@ pub struct WeightRef {
     pub weight_type: WeightType,
     /// Its rows and row length.
     pub shape: Shape,
+    /// How it is packed: [`LayoutId::PLANES`] for a step of operations, [`LayoutId::STREAM`] for a
+    /// persistent one.
+    pub layout: LayoutId,
 }
 
 /// The weights of one layer.
@@ -235,6 +255,29 @@ pub struct StepArena {
     pub step_count: View,
     /// [`kernels_ptx::SamplingPack`].
     pub sampling: View,
+    /// Of a persistent step.
+    pub persistent: Option<PersistentArena>,
+}
+
+/// What a persistent step needs beside the buffers of every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PersistentArena {
+    /// Where its thread blocks tell each other their results; zero before the first step.
+    pub exchange: View,
+    /// Its schedule.
+    pub table: View,
+}
+
+impl PersistentArena {
+    fn allocate(memory: &mut impl Allocate, plan: &StepPlan) -> Result<Self, SlabError> {
+        let (d, n_ctas) = (plan.dims, plan.multiprocessors);
+        let exchange = schedule::exchange_words(&crate::persistent::dims(plan), n_ctas);
+        let table = schedule::table_words(d.n_layer, n_ctas);
+        Ok(Self {
+            exchange: memory.allocate("step.exchange", u64::from(exchange) * 4)?,
+            table: memory.allocate("step.schedule", u64::from(table) * 4)?,
+        })
+    }
 }
 
 impl StepArena {
@@ -263,12 +306,17 @@ impl StepArena {
             candidates: floats("step.candidates", u64::from(plan.n_slices) * 2)?,
             groups: floats("step.groups", tokens * widest.div_ceil(32) * 2)?,
             quants: memory.allocate("step.quants", tokens * widest)?,
+            persistent: match plan.fusion {
+                Fusion::Ops => None,
+                Fusion::Persistent => Some(PersistentArena::allocate(memory, plan)?),
+            },
         })
     }
 
     /// Every buffer, so that they can be zeroed.
-    pub fn views(&self) -> [View; 16] {
-        [
+    pub fn views(&self) -> Vec<View> {
+        let persistent = self.persistent.map(|p| [p.exchange, p.table]);
+        let views = [
             self.hidden_a,
             self.hidden_b,
             self.normed,
@@ -285,6 +333,7 @@ impl StepArena {
             self.tokens,
             self.step_count,
             self.sampling,
-        ]
+        ];
+        views.into_iter().chain(persistent.into_iter().flatten()).collect()
     }
 }

@@ -41,7 +41,7 @@ impl Module {
     /// Whether its kernels wait for the one before them by themselves, so that they may be launched
     /// with programmatic dependent launch.
     pub fn has_programmatic_launch(&self) -> bool {
-        Target::parse(self.target).compute_capability >= 90
+        self.text.contains("griddepcontrol.wait")
     }
 }
 
@@ -85,7 +85,8 @@ pub fn modules() -> &'static [Module] {
     MODULES
 }
 
-/// One module of each name: the newest that device and driver take.
+/// One module of each name: the newest that device and driver take. A module made for newer
+/// devices alone, as the end of its name says (`_sm90`), is left out on older ones.
 ///
 /// `compute_capability` is major × 10 + minor, `driver_version` what `cuDriverGetVersion` says:
 /// 12040 for CUDA 12.4.
@@ -192,7 +193,12 @@ fn choose(
             },
         })
     };
-    names.iter().map(best).collect()
+    let made_for_newer = |name: &str| name.ends_with("_sm90") || name.ends_with("_sm90a");
+    let chosen = names.iter().filter_map(|name| match best(name) {
+        Err(Reason::ComputeCapability { .. }) if made_for_newer(name) => None,
+        chosen => Some(chosen),
+    });
+    chosen.collect()
 }
 
 #[cfg(test)]
@@ -210,6 +216,7 @@ mod tests {
             module("gemv", "compute_80", "8.4"),
             module("gemv", "compute_90", "9.0"),
             module("norm", "compute_80", "8.0"),
+            module("persistent_sm90", "compute_90", "8.4"),
             module("prefill", "compute_80", "8.4"),
             module("prefill", "compute_90a", "8.4"),
         ];
@@ -217,9 +224,10 @@ mod tests {
             let chosen = choose(&all, capability, driver)?;
             Ok::<_, Reason>(chosen.iter().map(|module| module.target).collect::<Vec<_>>())
         };
-        assert_eq!(targets(90, 13_000).unwrap(), ["compute_90", "compute_80", "compute_90a"]);
-        assert_eq!(targets(90, 12_040).unwrap(), ["compute_80", "compute_80", "compute_90a"]);
-        assert_eq!(targets(100, 13_000).unwrap(), ["compute_90", "compute_80", "compute_80"]);
+        let [old, new, own] = ["compute_80", "compute_90", "compute_90a"];
+        assert_eq!(targets(90, 13_000).unwrap(), [new, old, new, own]);
+        assert_eq!(targets(90, 12_040).unwrap(), [old, old, new, own]);
+        assert_eq!(targets(100, 13_000).unwrap(), [new, old, new, old]);
         assert_eq!(targets(86, 13_000).unwrap(), ["compute_80"; 3]);
         assert_eq!(targets(86, 12_020), Err(Reason::Driver { needed: 12_040, found: 12_020 }));
         let reason = Reason::ComputeCapability { needed: 80, found: 75 };

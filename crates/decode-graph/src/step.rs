@@ -4,10 +4,13 @@
 use gpu_slab::View;
 use kernels_ptx::{DeviceProfile, Geometry, Kernel, ParamError, ops};
 use kv_paged::KvType;
+use q4k_soa::LayoutId;
 
 use crate::launch::{Label, Launch};
 use crate::plan::WeightRef;
-use crate::plan::{Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan};
+use crate::plan::{
+    Fusion, Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan,
+};
 
 /// Why a step cannot be recorded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -42,6 +45,22 @@ pub enum RecordError {
     /// No kernel is made for this.
     #[error("no kernel for {0}")]
     Unsupported(String),
+    /// A matrix is packed in another way than the step reads.
+    #[error("{label}: the step reads layout {expected}, the matrix has layout {found}")]
+    Layout {
+        /// Place in the step.
+        label: Label,
+        /// The step's.
+        expected: q4k_soa::LayoutId,
+        /// The matrix's.
+        found: q4k_soa::LayoutId,
+    },
+    /// There is no persistent step for the model or on the device.
+    #[error(transparent)]
+    Schedule(#[from] kernels_ptx::schedule::ScheduleError),
+    /// The slab refused the schedule of a persistent step, or a view of it.
+    #[error("schedule: {0}")]
+    Slab(gpu_slab::SlabError),
 }
 
 /// The launches of a step, and the buffer that its per-token parameters are written to.
@@ -67,6 +86,9 @@ pub fn record(
         let (expected, found) = (plan.kv.total_bytes(), kv.config.total_bytes());
         return Err(RecordError::Plan { what: "KV bytes (and shape)", expected, found });
     }
+    if plan.fusion != Fusion::Ops {
+        return Err(RecordError::Unsupported("a persistent step: record_persistent does".into()));
+    }
     let launches = Vec::new();
     let mut recorder = Recorder { plan, kv, arena, device, launches, layer: None };
     recorder.embed(weights)?;
@@ -80,7 +102,19 @@ pub fn record(
     Ok(Recording { launches: recorder.launches, tokens: arena.tokens })
 }
 
-fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), RecordError> {
+/// The launches behind the logits.
+pub(crate) fn choose_and_advance(
+    plan: &StepPlan,
+    kv: &KvArena,
+    arena: &StepArena,
+    device: &DeviceProfile,
+) -> Result<Vec<Launch>, RecordError> {
+    let mut recorder = Recorder { plan, kv, arena, device, launches: Vec::new(), layer: None };
+    recorder.choose_and_advance()?;
+    Ok(recorder.launches)
+}
+
+pub(crate) fn expect(what: &'static str, expected: u64, found: u64) -> Result<(), RecordError> {
     if expected == found { Ok(()) } else { Err(RecordError::Plan { what, expected, found }) }
 }
 
@@ -123,6 +157,14 @@ macro_rules! launch {
 }
 
 impl Recorder<'_> {
+    fn planes(&self, what: &'static str, matrix: &WeightRef) -> Result<(), RecordError> {
+        let (expected, found) = (LayoutId::PLANES, matrix.layout);
+        if found == expected {
+            return Ok(());
+        }
+        Err(RecordError::Layout { label: self.label(what), expected, found })
+    }
+
     fn label(&self, what: &'static str) -> Label {
         Label { layer: self.layer, what }
     }
@@ -140,6 +182,7 @@ impl Recorder<'_> {
     fn embed(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
         let embed = weights.embed;
+        self.planes("embed", &embed)?;
         expect("embedding rows", plan.dims.n_vocab.into(), embed.shape.n_out.into())?;
         expect("embedding row length", plan.dims.n_embd.into(), embed.shape.n_in.into())?;
         let args = ops::embed::Args {
@@ -266,6 +309,12 @@ impl Recorder<'_> {
         expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
         let output = [weights.output];
         self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, 1)?;
+        self.choose_and_advance()
+    }
+
+    /// The token from the logits, and the step's own advance.
+    fn choose_and_advance(&mut self) -> Result<(), RecordError> {
+        let (plan, arena) = (self.plan, self.arena);
         let n_vocab = plan.dims.n_vocab;
         if plan.head == Head::Greedy {
             let n_slices = plan.n_slices;
@@ -347,6 +396,7 @@ impl Recorder<'_> {
     ) -> Result<(), RecordError> {
         let n_in = parts[0].shape.n_in;
         for part in parts {
+            self.planes(what, part)?;
             expect("row length", n_in.into(), part.shape.n_in.into())?;
         }
         let part = |index: usize| parts.get(index);

@@ -47,7 +47,11 @@ fn every_kernel_is_an_entry_with_its_parameters_once_for_each_target() {
                 );
             }
         }
+        let capability = target.trim_start_matches("compute_").parse::<u32>().unwrap();
         for &kernel in Kernel::ALL {
+            if kernel.compute_capability() > capability {
+                continue;
+            }
             let name = kernel.name();
             let (source, types) =
                 found.remove(name).unwrap_or_else(|| panic!("no {name} for {target}"));

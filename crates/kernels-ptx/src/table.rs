@@ -82,6 +82,8 @@ kernels! {
     Sample = sample: sample v 1,
     /// Makes the chosen token the input of the next step.
     Advance = advance: advance v 1,
+    /// The whole step of one token.
+    Persistent = persistent_sm90: persistent_sm90 v 1,
 }
 
 impl Kernel {
@@ -108,6 +110,11 @@ impl Kernel {
     /// Looks a kernel up by the name of its `.entry`.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kernel| kernel.name() == name)
+    }
+
+    /// Lowest compute capability of a device that runs it, major × 10 + minor.
+    pub fn compute_capability(self) -> u32 {
+        if self.source().ends_with("_sm90") { 90 } else { 80 }
     }
 
     /// Runs the CPU twin: the same function of the same arguments as the CUDA kernel.

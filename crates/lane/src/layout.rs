@@ -80,7 +80,7 @@ impl Visit for Count<'_> {
             align_bytes: gpu_slab::DEFAULT_ALIGN_BYTES,
         })?;
         let view = allocate_weight(self.arena, name, &layout)?;
-        Ok(WeightRef { view, weight_type: matrix.ty, shape })
+        Ok(WeightRef { view, weight_type: matrix.ty, shape, layout: layout.layout_id() })
     }
 
     fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, SlabError> {

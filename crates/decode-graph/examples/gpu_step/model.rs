@@ -141,7 +141,7 @@ impl Model {
                 };
                 written.map_err(|e| e.to_string())?;
             }
-            Ok::<_, String>(WeightRef { view, weight_type: ty, shape })
+            Ok::<_, String>(WeightRef { view, weight_type: ty, shape, layout: layout.layout_id() })
         };
         let norm = slab.allocate_and_write("norm", bytemuck::cast_slice(&vec![1.0f32; 4096]))?;
         let norm = norm.slice(0..u64::from(d.n_embd) * 4)?;

@@ -83,7 +83,7 @@ impl<M: DeviceMemory> Tiny<M> {
             let mut packed = vec![0; layout.len_bytes() as usize];
             pack(&layout, &source, &mut packed).unwrap();
             let view = slab.allocate_and_write(name, &packed).unwrap();
-            WeightRef { view, weight_type: ty, shape }
+            WeightRef { view, weight_type: ty, shape, layout: layout.layout_id() }
         };
         let (q4, q6, q8) = (WeightType::Q4K, WeightType::Q6K, WeightType::Q8_0);
         let d = DIMS;

@@ -12,6 +12,7 @@ pub mod attention_combine;
 pub mod embed;
 pub mod gemv_f32;
 pub mod gemv_q8;
+pub mod persistent_sm90;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rms_norm_q8;

@@ -136,14 +136,14 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     Ok(())
 }
 
-fn turn(position: u32, inverse_frequency: f64, magnitude: f32) -> (f32, f32) {
+pub(super) fn turn(position: u32, inverse_frequency: f64, magnitude: f32) -> (f32, f32) {
     let angle = f64::from(position) * inverse_frequency;
     let turns = (angle / std::f64::consts::TAU).round_ties_even();
     let angle = (angle - turns * std::f64::consts::TAU) as f32;
     (angle.cos() * magnitude, angle.sin() * magnitude)
 }
 
-fn rotate(head: &mut [f32], turns: &[(f32, f32)], pairing: u32) {
+pub(super) fn rotate(head: &mut [f32], turns: &[(f32, f32)], pairing: u32) {
     for (i, (cos, sin)) in turns.iter().enumerate() {
         let (first, second) = if pairing == crate::RopePairing::Adjacent as u32 {
             (2 * i, 2 * i + 1)

@@ -124,6 +124,34 @@ pub struct ModelSpec {
     pub greedy: bool,
 }
 
+/// What the exchange buffer's size depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct ExchangeDims {
+    pub n_layer: u32,
+    pub n_embd: u32,
+    pub n_head: u32,
+    pub n_kv_head: u32,
+    pub head_dim: u32,
+    pub n_ff: u32,
+    pub max_context_tokens: u32,
+}
+
+impl ModelSpec {
+    /// The part that the exchange buffer's size depends on.
+    pub fn exchange_dims(&self) -> ExchangeDims {
+        ExchangeDims {
+            n_layer: self.layers.len() as u32,
+            n_embd: self.n_embd,
+            n_head: self.n_head,
+            n_kv_head: self.n_kv_head,
+            head_dim: self.head_dim,
+            n_ff: self.n_ff,
+            max_context_tokens: self.max_context_tokens,
+        }
+    }
+}
+
 /// Why there is no persistent step for a model on a device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -343,7 +371,7 @@ impl Schedule {
     /// Plans the step of `model` for `n_ctas` blocks with `shared_bytes` of shared memory each.
     pub fn new(model: &ModelSpec, n_ctas: u32, shared_bytes: u32) -> Result<Self, ScheduleError> {
         check(model, n_ctas)?;
-        let exchange = Exchange::of(model, n_ctas);
+        let exchange = Exchange::of(&model.exchange_dims(), n_ctas);
         let mut planner = Planner::new(n_ctas, model.layers.len());
         let mut input = (NONE, NONE);
         for (index, layer) in model.layers.iter().enumerate() {
@@ -398,7 +426,9 @@ impl Schedule {
         let row_bytes = model.head_dim * model.kv_elem_bytes;
         let unit_tokens = (1..=model.block_size)
             .rev()
-            .find(|&tokens| model.block_size % tokens == 0 && 2 * tokens * row_bytes <= SLOT_BYTES)
+            .find(|&tokens| {
+                model.block_size.is_multiple_of(tokens) && 2 * tokens * row_bytes <= SLOT_BYTES
+            })
             .ok_or(ScheduleError::Unsupported {
                 what: "bytes of a cached head",
                 value: row_bytes.into(),
@@ -425,7 +455,7 @@ impl Schedule {
             n_blocks: model.n_blocks,
             max_context_tokens: model.max_context_tokens,
             kv_elem_bytes: model.kv_elem_bytes,
-            segments: segments(model, n_ctas),
+            segments: segments(&model.exchange_dims(), n_ctas),
             segment_min: SEGMENT_MIN_TOKENS.next_multiple_of(model.block_size),
             unit_tokens,
             embed_format: format_code(model.embed.weight_type).unwrap_or(NONE),
@@ -481,19 +511,9 @@ impl Schedule {
         words
     }
 
-    /// Words of the table of so many operations and blocks, before there is one.
-    pub fn table_words(n_layer: u32, n_ctas: u32) -> u32 {
-        HEADER_WORDS + (4 * n_layer + 1) * n_ctas * OP_WORDS
-    }
-
     /// Words of the exchange buffer, which is zero before the first step.
     pub fn exchange_words(&self) -> u32 {
         self.exchange_words
-    }
-
-    /// As [`Self::exchange_words`], before there is a schedule: it depends on dimensions alone.
-    pub fn exchange_words_of(model: &ModelSpec, n_ctas: u32) -> u32 {
-        Exchange::of(model, n_ctas).words
     }
 
     /// Bytes that the busiest block streams, over the mean.
@@ -510,6 +530,16 @@ impl Schedule {
             cooperative: true,
         }
     }
+}
+
+/// Words of a table, before there is a schedule.
+pub fn table_words(n_layer: u32, n_ctas: u32) -> u32 {
+    HEADER_WORDS + (4 * n_layer + 1) * n_ctas * OP_WORDS
+}
+
+/// Words of the exchange buffer, before there is a schedule.
+pub fn exchange_words(dims: &ExchangeDims, n_ctas: u32) -> u32 {
+    Exchange::of(dims, n_ctas).words
 }
 
 const EMPTY_OP: Op = Op {
@@ -552,9 +582,9 @@ fn optional(what: &'static str, offset_bytes: Option<u64>) -> Result<u32, Schedu
     offset_bytes.map_or(Ok(NONE), |offset_bytes| place(what, offset_bytes))
 }
 
-fn segments(model: &ModelSpec, n_ctas: u32) -> u32 {
-    let needed = model.max_context_tokens.div_ceil(SEGMENT_MIN_TOKENS);
-    (n_ctas / model.n_kv_head).min(needed).max(1)
+fn segments(dims: &ExchangeDims, n_ctas: u32) -> u32 {
+    let needed = dims.max_context_tokens.div_ceil(SEGMENT_MIN_TOKENS);
+    (n_ctas / dims.n_kv_head.max(1)).min(needed).max(1)
 }
 
 fn check(model: &ModelSpec, n_ctas: u32) -> Result<(), ScheduleError> {

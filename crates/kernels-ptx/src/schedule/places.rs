@@ -3,8 +3,8 @@
 use q4k_soa::StreamUnits;
 
 use super::{
-    CONSUMER_WARPS, COUNTER_WORDS, EXCHANGE_HEADER_WORDS, HEADER_WORDS, MIN_SLOTS, ModelSpec,
-    OP_WORDS, Planner, SLOT_BYTES, ScheduleError, WARP_HEADS, segments,
+    CONSUMER_WARPS, COUNTER_WORDS, EXCHANGE_HEADER_WORDS, ExchangeDims, HEADER_WORDS, MIN_SLOTS,
+    ModelSpec, OP_WORDS, Planner, SLOT_BYTES, ScheduleError, WARP_HEADS, segments,
 };
 
 /// The exchange buffer, in words: header, counters, candidates, partial results of attention,
@@ -18,8 +18,8 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn of(model: &ModelSpec, n_ctas: u32) -> Self {
-        let n_layer = model.layers.len() as u32;
+    pub(super) fn of(model: &ExchangeDims, n_ctas: u32) -> Self {
+        let n_layer = model.n_layer;
         let mut end = EXCHANGE_HEADER_WORDS;
         let mut take = |words: u32| {
             let at = end;
@@ -80,7 +80,7 @@ impl Shared {
             planner.max_chunks * 256,   // sums of its halves
             sums.max(joined),           // scratch
             CONSUMER_WARPS * 32 * 4,    // squares
-            128,                        // misc
+            256,                        // misc
             (model.n_pairs * 8).max(8), // turns
             (planner.max_owned * 4).max(4), // residual
             (HEADER_WORDS + planner.n_ops * OP_WORDS) * 4, // table

@@ -237,8 +237,8 @@ fn every_vector_has_words_of_its_own() {
         assert!(taken.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{taken:?}");
         let &(last, len) = taken.last().unwrap();
         assert!(last + len <= schedule.exchange_words());
-        assert_eq!(Schedule::exchange_words_of(&model, H200.0), schedule.exchange_words());
-        assert_eq!(Schedule::table_words(h.n_layer, h.n_ctas) as usize, schedule.words().len());
+        assert_eq!(exchange_words(&model.exchange_dims(), H200.0), schedule.exchange_words());
+        assert_eq!(table_words(h.n_layer, h.n_ctas) as usize, schedule.words().len());
     }
 }
 

@@ -153,7 +153,8 @@ impl Compiler {
 /// The sources of the table, each with its kernels.
 pub(crate) fn kernels_by_source() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut sources: Vec<(&str, Vec<&str>)> = Vec::new();
-    for kernel in Kernel::ALL {
+    // What is made for one processor's own instructions does not run here.
+    for kernel in Kernel::ALL.iter().filter(|kernel| kernel.compute_capability() == 80) {
         match sources.iter_mut().find(|(source, _)| *source == kernel.source()) {
             Some((_, kernels)) => kernels.push(kernel.name()),
             None => sources.push((kernel.source(), vec![kernel.name()])),

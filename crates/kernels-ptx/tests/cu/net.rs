@@ -77,7 +77,8 @@ fn launch(
             writable: true,
         },
     ];
-    let geometry = Geometry { grid: [blocks, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+    let geometry =
+        Geometry { grid: [blocks, 1, 1], block: [64, 1, 1], shared_bytes: 0, cooperative: false };
     library.launch(kernel, &geometry, &mut args, seed, true)?;
     Ok(bytemuck::cast_slice(output_store.bytes()).to_vec())
 }

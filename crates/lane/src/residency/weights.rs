@@ -86,7 +86,12 @@ impl<B: Backend> Residency<B> {
             upload(slab, view, &layout, source)?;
             Ok::<_, ResidencyError>(view)
         })?;
-        let weight = WeightRef { view, weight_type: source.weight_type, shape: source.shape };
+        let weight = WeightRef {
+            view,
+            weight_type: source.weight_type,
+            shape: source.shape,
+            layout: layout.layout_id(),
+        };
         self.weights.insert(key, weight);
         self.resident_weight_bytes += view.len_bytes();
         Ok((weight, true))

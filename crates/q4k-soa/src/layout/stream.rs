@@ -128,7 +128,7 @@ impl At {
     /// V of [`StreamUnits`] with `row_vectors` in place of 2c.
     fn vector(self, row_vectors: usize) -> usize {
         let (even, odd) = (self.groups.div_ceil(2), self.groups / 2);
-        let (before, lanes) = if self.group % 2 == 0 { (0, even) } else { (2 * even, odd) };
+        let (before, lanes) = if self.group.is_multiple_of(2) { (0, even) } else { (2 * even, odd) };
         self.row % 4 * row_vectors + before + self.row / 4 * lanes + self.group / 2
     }
 
@@ -300,7 +300,7 @@ mod tests {
             assert_eq!(layout.len_bytes(), u64::from(unit_bytes) * 9);
             let larger = layout.len_bytes() as f64 / layout.source_bytes() as f64;
             assert!(larger <= 1.03, "{ty}: {larger}");
-            assert!(units.group_bytes * 8 % 16 == 0);
+            assert!((units.group_bytes * 8).is_multiple_of(16));
         }
         // The rows of a short last block are there, as zeros.
         let layout = PackedLayout::stream(WeightType::Q8_0, Shape { n_out: 9, n_in: 96 }).unwrap();

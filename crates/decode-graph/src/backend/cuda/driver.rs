@@ -28,6 +28,13 @@ pub(super) struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`: all blocks run at the same time, or the launch fails.
+    pub(super) fn cooperative() -> Self {
+        let mut value = [0; 16];
+        value[0] = 1;
+        Self { id: 2, padding: 0, value }
+    }
+
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when the one
     /// before it says so, and waits itself for what that one wrote.
     pub(super) fn programmatic_serialization() -> Self {

@@ -50,8 +50,13 @@ pub(super) unsafe fn launch(
     let (grid, block, shared_bytes) =
         (launch.geometry.grid, launch.geometry.block, launch.geometry.shared_bytes);
     stream.context().count_launch();
-    if function.programmatic {
-        let mut attributes = [LaunchAttribute::programmatic_serialization()];
+    let attribute = if launch.geometry.cooperative {
+        Some(LaunchAttribute::cooperative())
+    } else {
+        function.programmatic.then(LaunchAttribute::programmatic_serialization)
+    };
+    if let Some(attribute) = attribute {
+        let mut attributes = [attribute];
         let config = LaunchConfig {
             grid,
             block,

@@ -1,0 +1,613 @@
+// The decode step of one token, embedding row to next token, as one kernel: a thread block per
+// multiprocessor, all at the same time.
+//
+//   weights        everything that no step writes: matrices in the stream layout, norms, ...
+//   table          the schedule: a header, then each block's operations (persistent_table.cuh)
+//   block_table    [layer][logical block]
+//   kv             [layer][n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16
+//   exchange       epoch, hint counters, vectors (exchange.cuh); zero before the first step
+//   tokens         [3]: position, ring slot, token id
+//   logits         [n_vocab]
+//   token          [1], step_count [1]: written if the header says greedy
+//   weights_16, kv_16           lengths in 16 bytes
+//   table_words, block_table_entries, exchange_words, n_vocab   lengths
+//   watchdog_us    longest wait for another block, 0: forever
+//   jitter         nanoseconds that waits are delayed at random, 0: not
+//   table_hash     not read: the key of a graph covers it
+//
+// A block has 12 warps that compute, one that copies and one that sums squares. The copying warp
+// streams the block's weights, operation after operation, and the cached keys and values of its
+// attention, into the ring; it waits for free slots only and knows nothing of activations. The
+// computing warps go through the operations: wait for the input vector, quantise it (every block
+// for itself, from f16), multiply unit by unit, and publish their rows:
+//
+//   q/k/v      rms norm of the input, + bias         -> attention in some blocks -> its vector
+//   output     + residual, which the owner of a row keeps in f32 in shared memory
+//   gate/up    rms norm of the input, SwiGLU
+//   down       + residual
+//   logits     rms norm of the input; the best of each block, and the last block chooses
+//
+// docs/PERSISTENT.md says why every wait ends and why what is read is what was written.
+//
+// Geometry: cooperative, a block of 448 threads per multiprocessor; the schedule knows the shared
+// memory. Alignment: weights and kv 16 bytes.
+#include "argmax.cuh"
+#include "persistent_attention.cuh"
+#include "stream.cuh"
+
+constexpr u32 PRODUCER = CONSUMER_WARPS, SUMMER = CONSUMER_WARPS + 1;
+constexpr u32 THREADS = (CONSUMER_WARPS + 2) * 32;
+// Vectors of 8 activations that a thread has in flight.
+constexpr u32 BATCH = 3;
+
+// Of the warps that compute and the one that sums.
+__device__ __forceinline__ void sync_with_summer() {
+    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS + 32) : "memory");
+}
+
+// Small things in shared memory.
+struct Misc {
+    float inverse_rms;
+    u32 limit;    // copies in flight
+    u32 gave_up;  // see Peers
+    u32 reserved;
+    u64 best[CONSUMER_WARPS];
+    Item item;
+};
+static_assert(sizeof(Misc) <= 256, "as in the schedule");
+
+struct Block {
+    u8* shared;
+    const Header& h;
+    const Op* ops;
+    Misc& misc;
+    const u8* weights;
+    const Ring& ring;
+    Peers peers;
+    const Item& item;
+    u32 epoch, phase, token_id;
+
+    __device__ __forceinline__ const float* floats(u32 place) const {
+        return reinterpret_cast<const float*>(weights + u64(place) * 16);
+    }
+    // Nothing to do for this block; but the embedding row is also its residual.
+    __device__ __forceinline__ bool skips(const Op& op) const {
+        return op.n_units == 0 && op.input != NONE;
+    }
+};
+
+// ---- the warp that copies
+
+__device__ __forceinline__ void copy_weights(const Block& b, Producer& producer, const Op& op) {
+    const u32 row_groups = op.n_in / 32;
+    const u32 last_groups = row_groups - (op.chunks - 1) * UNIT_GROUPS;
+    for (u32 r = 0; r < 3; r++) {
+        const Run run = op.runs[r];
+        const u32 bytes = group_bytes(run.format());
+        const u8* from = b.weights + u64(run.base) * 16;
+        const u32 n_units = run.n_blocks * op.chunks, per_slot = 1 << run.shift();
+        u32 chunk = 0;
+        for (u32 unit = 0; unit < n_units; unit += per_slot) {
+            u32 groups = 0;
+            for (u32 i = 0; i < per_slot && unit + i < n_units; i++) {
+                const bool last = ++chunk == op.chunks;
+                groups += last ? last_groups : UNIT_GROUPS;
+                chunk = last ? 0 : chunk;
+            }
+            producer.acquire(groups * bytes);
+            producer.copy(0, from, groups * bytes);
+            producer.next();
+            from += groups * bytes;
+        }
+    }
+}
+
+// The cached tokens that this block attends to, in the order in which they are used.
+__device__ __forceinline__ void copy_cache(const Block& b, Producer& producer, const Op& op,
+                                           const u8* kv, const u32* block_table) {
+    const Header& h = b.h;
+    const u32 row_bytes = h.head_dim * h.kv_elem_bytes;
+    const u8* layer = kv + u64(op.layer) * h.kv_layer * 16;
+    const u32* table = block_table + op.layer * h.n_blocks;
+    u32 blocks = 0;
+    for (u32 unit = 0; unit < b.item.units; unit++) {
+        // The blocks of the next 32 units at once: one after the other they would take longer than
+        // their copies.
+        if (unit % 32 == 0) {
+            const u32 slot = b.item.first + (unit + lane_id()) * h.unit_tokens;
+            blocks = slot < b.item.end ? table[slot / h.block_size] : 0;
+        }
+        const u32 block = __shfl_sync(ALL_LANES, blocks, unit % 32);
+        const u32 slot = b.item.first + unit * h.unit_tokens;
+        const u32 bytes = min(h.unit_tokens, b.item.end - slot) * row_bytes;
+        const u64 plane_bytes = u64(h.n_kv_head) * h.block_size * row_bytes;
+        const u64 head_bytes = (u64(b.item.kv_head) * h.block_size + slot % h.block_size) * row_bytes;
+        const u8* keys = layer + block * 2 * plane_bytes + head_bytes;
+        producer.acquire(2 * bytes);
+        producer.copy(0, keys, bytes);
+        producer.copy(h.unit_tokens * row_bytes, keys + plane_bytes, bytes);
+        producer.next();
+    }
+}
+
+__device__ __forceinline__ void produce(const Block& b, const u8* kv, const u32* block_table) {
+    Producer producer(b.ring, &b.misc.limit);
+    for (u32 i = 0; i < b.h.n_ops; i++) {
+        copy_weights(b, producer, b.ops[i]);
+        if (b.ops[i].kind == OP_QKV) {
+            copy_cache(b, producer, b.ops[i], kv, block_table);
+        }
+    }
+}
+
+// ---- the warp that sums squares
+
+__device__ __forceinline__ void sum_squares(const Block& b) {
+    const float4* squares = reinterpret_cast<const float4*>(b.shared + b.h.squares_at);
+    for (u32 i = 0; i < b.h.n_ops; i++) {
+        const Op& op = b.ops[i];
+        if (b.skips(op)) {
+            continue;
+        }
+        sync_with_summer();
+        float sum = 0.0f;
+        for (u32 at = lane_id(); at < CONSUMERS / 4; at += 32) {
+            const float4 quad = squares[at];
+            sum += (quad.x + quad.y) + (quad.z + quad.w);
+        }
+        sum = warp_sum(sum);
+        if (lane_id() == 0) {
+            b.misc.inverse_rms = op.norm == NONE ? 1.0f : inverse_rms(sum, op.n_in, b.h.norm_eps);
+        }
+        sync_with_summer();
+    }
+}
+
+// ---- the warps that compute
+
+// Quantises elements 8 v .. 8 v + 8 of the input, four lanes a group, as q4k_soa::quantize_q8 does.
+// All lanes of a warp; those beyond the input bring zeros and store nothing.
+__device__ __forceinline__ void quantise(const Block& b, u32 v, u32 n_vectors, const float x[8]) {
+    u32 amax_bits = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        amax_bits = max(amax_bits, __float_as_uint(x[i]) & 0x7fffffff);
+    }
+    amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, 1));
+    amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, 2));
+    const float amax = __uint_as_float(amax_bits);
+    const bool finite = amax_bits < 0x7f800000, tiny = amax < 0x1p-100f;
+    const float inverse = finite && !tiny ? __fdiv_rn(127.0f, amax) : 0.0f;
+    u32 words[2];
+#pragma unroll
+    for (u32 w = 0; w < 2; w++) {
+        u32 bits[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            // Added to 1.5 * 2^23 a number is rounded to an integer, half to even, in the low bits.
+            bits[i] = __float_as_uint(__fadd_rn(__fmul_rn(x[4 * w + i], inverse), 12582912.0f));
+        }
+        words[w] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0040),
+                               __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+        words[w] = finite ? words[w] : 0;
+    }
+    const i32 own = __dp4a(i32(words[0]), 0x01010101, __dp4a(i32(words[1]), 0x01010101, 0));
+    const i32 half = own + __shfl_xor_sync(ALL_LANES, own, 1);
+    const i32 other_half = __shfl_xor_sync(ALL_LANES, half, 2);
+    if (v >= n_vectors) {
+        return;
+    }
+    const u32 group = v / 4, part = v % 4;
+    const u32 chunk = group / UNIT_GROUPS, odd = group % 2, k = group % UNIT_GROUPS / 2;
+    u8* quants = b.shared + b.h.quants_at + chunk * CHUNK_ELEMS;
+    store(quants + ((odd * 2 + part / 2) * 16 + k) * 16 + part % 2 * 8, make_uint2(words[0], words[1]));
+    if (part == 0) {
+        const u32 at = chunk * UNIT_GROUPS + odd * 16 + k;
+        const float scale = finite ? (tiny ? 0.0f : amax / 127.0f) : __uint_as_float(0x7fc00000);
+        const Q8Group both = q8_group(scale, half + other_half);
+        reinterpret_cast<float2*>(b.shared + b.h.scales_at)[at] = {both.scale, both.scaled_sum};
+        reinterpret_cast<int2*>(b.shared + b.h.halves_at)[at] = {-32 * half, -32 * other_half};
+    }
+}
+
+// Weights of the norm for elements 8 v .. 8 v + 8.
+__device__ __forceinline__ void load_norm(const float* norm, u32 v, u32 n_vectors, float out[8]) {
+    const bool there = norm && v < n_vectors;
+    const u32 one = 0x3f800000;
+    const uint4 ones = {one, one, one, one};
+    const uint4 a = there ? load_constant<uint4>(norm + v * 8) : ones;
+    const uint4 b = there ? load_constant<uint4>(norm + v * 8 + 4) : ones;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        out[i] = __uint_as_float(word_of(a, i));
+        out[4 + i] = __uint_as_float(word_of(b, i));
+    }
+}
+
+// Norms, sums the squares and quantises one vector of 8.
+__device__ __forceinline__ float take(const Block& b, u32 v, u32 n_vectors, float x[8],
+                                      const float norm[8]) {
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        squares += x[i] * x[i];
+        x[i] = __fmul_rn(x[i], norm[i]);
+    }
+    quantise(b, v, n_vectors, x);
+    return squares;
+}
+
+// The first input: the row of the embedding matrix, which every block dequantises for itself.
+__device__ __forceinline__ float take_embedding(const Block& b, const Op& op) {
+    const Header& h = b.h;
+    const u32 n_vectors = op.n_in / 8;
+    const u32 row = min(b.token_id, h.n_vocab - 1);
+    // Rows of n_embd that are this block's own: blocks of 8, as vectors are.
+    const Run& own = b.ops[OP_OUTPUT].runs[0];
+    const u32 first_own = own.first_row / 8;
+    float squares = 0.0f;
+    for (u32 start = warp_id() * 32; start < n_vectors; start += CONSUMERS) {
+        const u32 v = start + lane_id();
+        float x[8] = {}, norm[8];
+        load_norm(op.norm == NONE ? nullptr : b.floats(op.norm), v, n_vectors, norm);
+        if (v < n_vectors) {
+            dequantize8(b.weights + u64(h.embed) * 16, Format(h.embed_format), h.n_embd / 32, row,
+                        v / 4, v % 4, x);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                x[i] *= h.embed_scale;
+            }
+            if (v >= first_own && v - first_own < own.n_blocks) {
+                float* residual = reinterpret_cast<float*>(b.shared + h.residual_at);
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) {
+                    residual[(v - first_own) * 8 + i] = x[i];
+                }
+            }
+        }
+        squares += take(b, v, n_vectors, x, norm);
+    }
+    return squares;
+}
+
+// An input that other blocks publish.
+__device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 op_index) {
+    const u32 n_vectors = op.n_in / 8;
+    const u32* vector = b.peers.exchange + op.input;
+    const float* norm = op.norm == NONE ? nullptr : b.floats(op.norm);
+    float weights[BATCH][8];
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+        load_norm(norm, i * CONSUMERS + threadIdx.x, n_vectors, weights[i]);
+    }
+    if (threadIdx.x == 0) {
+        const u32 target = (b.epoch + 1) * (op.n_in / 2);
+        const u32* counter = b.peers.exchange + op.counter_in;
+        b.peers.wait(WAIT_HINT, op_index, [&] { return i32(load_relaxed(counter) - target) >= 0; });
+    }
+    sync_consumers();
+    float squares = 0.0f;
+    for (u32 start = warp_id() * 32; start < n_vectors; start += BATCH * CONSUMERS) {
+        uint4 words[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            const u32 v = start + i * CONSUMERS + lane_id();
+            words[i] = v < n_vectors ? load_relaxed4(vector + v * 4)
+                                     : make_uint4(b.phase, b.phase, b.phase, b.phase);
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            if (start + i * CONSUMERS >= n_vectors) {
+                break;
+            }
+            const u32 v = start + i * CONSUMERS + lane_id();
+            if (!in_phase(words[i], b.phase)) {
+                b.peers.wait(WAIT_WORDS, op_index, [&] {
+                    words[i] = load_relaxed4(vector + v * 4);
+                    return in_phase(words[i], b.phase);
+                });
+            }
+            __syncwarp();
+            if (start >= BATCH * CONSUMERS) {
+                load_norm(norm, v, n_vectors, weights[i]);
+            }
+            float x[8];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const u32 word = word_of(words[i], j);
+                x[2 * j] = v < n_vectors ? pair_low(word) : 0.0f;
+                x[2 * j + 1] = v < n_vectors ? pair_high(word) : 0.0f;
+            }
+            squares += take(b, v, n_vectors, x, weights[i]);
+        }
+    }
+    return squares;
+}
+
+// Units of the operation to scratch[unit][8 rows], a unit a warp.
+__device__ __forceinline__ void multiply(const Block& b, const Op& op) {
+    const u32 chunks = op.chunks;
+    const u32 last_groups = op.n_in / 32 - (chunks - 1) * UNIT_GROUPS;
+    float* scratch = reinterpret_cast<float*>(b.shared + b.h.scratch_at);
+    const Run* runs = op.runs;
+    Run run = runs[0];
+    u32 run_first = 0, run_units = run.n_blocks * chunks;
+    u32 run_slot = op.first_slot + op.kv_before * b.item.units;
+    for (u32 unit = warp_id(); unit < op.n_units; unit += CONSUMER_WARPS) {
+        while (unit - run_first >= run_units) {
+            run_slot += (run_units + (1 << run.shift()) - 1) >> run.shift();
+            run_first += run_units;
+            run = *++runs;
+            run_units = run.n_blocks * chunks;
+        }
+        const u32 local = unit - run_first;
+        const u32 chunk = local % chunks;
+        const u32 groups = chunk + 1 == chunks ? last_groups : UNIT_GROUPS;
+        // The second unit of a slot lies behind the first; both share the slot's arrivals.
+        u32 offset = 0, arrivals = SLOT_ARRIVALS;
+        if (run.shift() != 0) {
+            if (local % 2 == 1) {
+                const u32 before = chunks == 1 || chunk == 0 ? last_groups : UNIT_GROUPS;
+                offset = before * group_bytes(run.format());
+            }
+            arrivals = (local | 1) < run_units ? SLOT_ARRIVALS / 2 : SLOT_ARRIVALS;
+        }
+        const u32 position = b.ring.wait_full(run_slot + (local >> run.shift()));
+        const Activations x = {
+            b.shared + b.h.quants_at + chunk * CHUNK_ELEMS,
+            reinterpret_cast<const float2*>(b.shared + b.h.scales_at) + chunk * UNIT_GROUPS,
+            reinterpret_cast<const int2*>(b.shared + b.h.halves_at) + chunk * UNIT_GROUPS,
+        };
+        unit_dot(run.format(), b.shared + position * SLOT_BYTES + offset, groups, x,
+                 scratch + unit * UNIT_ROWS, [&] { b.ring.release(position, arrivals); });
+    }
+}
+
+// Sums of two neighbouring rows of a block of rows.
+__device__ __forceinline__ float2 sum_pair(const Block& b, const Op& op, u32 block, u32 row) {
+    const float* sums = reinterpret_cast<const float*>(b.shared + b.h.scratch_at) +
+                        block * op.chunks * UNIT_ROWS + row;
+    float2 sum = {0.0f, 0.0f};
+#pragma unroll 4
+    for (u32 chunk = 0; chunk < op.chunks; chunk++) {
+        const float2 part = *reinterpret_cast<const float2*>(sums + chunk * UNIT_ROWS);
+        sum.x += part.x;
+        sum.y += part.y;
+    }
+    return sum;
+}
+
+// The rows of a block of rows of this operation, as a place in the output vector.
+__device__ __forceinline__ u32 output_row(const Op& op, u32 block) {
+    u32 first = 0;
+    for (u32 r = 0; r < 2; r++) {
+        if (block - first < op.runs[r].n_blocks) {
+            return op.runs[r].first_row + (block - first) * UNIT_ROWS;
+        }
+        first += op.runs[r].n_blocks;
+    }
+    return op.runs[2].first_row + (block - first) * UNIT_ROWS;
+}
+
+__device__ __forceinline__ float silu(float x) {
+    return x / (1.0f + expf(-x));
+}
+
+// What becomes of a pair of sums.
+__device__ __forceinline__ float2 finish_pair(const Block& b, const Op& op, u32 block, u32 row,
+                                              u32 output_row, float inverse) {
+    float2 y = sum_pair(b, op, block, row);
+    y.x *= inverse;
+    y.y *= inverse;
+    if (op.kind == OP_GATE_UP) {
+        const float2 up = sum_pair(b, op, block + op.runs[0].n_blocks, row);
+        y.x = silu(y.x) * (up.x * inverse);
+        y.y = silu(y.y) * (up.y * inverse);
+    } else if (op.kind == OP_QKV) {
+        if (op.bias != NONE) {
+            y.x += b.floats(op.bias)[output_row];
+            y.y += b.floats(op.bias)[output_row + 1];
+        }
+    } else {
+        float* residual =
+            reinterpret_cast<float*>(b.shared + b.h.residual_at) + block * UNIT_ROWS + row;
+        y.x = residual[0] += y.x;
+        y.y = residual[1] += y.y;
+    }
+    return y;
+}
+
+// Publishes the operation's rows, a pair a thread.
+__device__ __forceinline__ void publish(const Block& b, const Op& op) {
+    u32 n_blocks = op.runs[0].n_blocks;
+    if (op.kind == OP_QKV) {
+        n_blocks += op.runs[1].n_blocks + op.runs[2].n_blocks;
+    }
+    const u32 n_pairs = n_blocks * (UNIT_ROWS / 2);
+    const float inverse = b.misc.inverse_rms;
+    u32* vector = b.peers.exchange + op.output;
+    u32 published = 0;
+    for (u32 start = warp_id() * 32; start < n_pairs; start += CONSUMERS) {
+        const u32 pair = start + lane_id();
+        if (pair < n_pairs) {
+            const u32 block = pair / 4, row = pair % 4 * 2;
+            const u32 to = output_row(op, block) + row;
+            const float2 y = finish_pair(b, op, block, row, to, inverse);
+            store_relaxed(vector + to / 2, pack_pair(y.x, y.y, b.phase));
+        }
+        published += min(n_pairs - start, 32u);
+    }
+    __syncwarp();
+    if (lane_id() == 0 && published > 0) {
+        add_relaxed(b.peers.exchange + op.counter_out, published);
+    }
+}
+
+// Writes the logits of this block's rows; returns the best of this thread's.
+__device__ __forceinline__ u64 write_logits(const Block& b, const Op& op, float* logits) {
+    u64 key = candidate_key(-infinity(), 0xffffffff);
+    const u32 n_rows = op.runs[0].n_blocks * UNIT_ROWS;
+    const float inverse = b.misc.inverse_rms;
+    const float* sums = reinterpret_cast<const float*>(b.shared + b.h.scratch_at);
+    for (u32 i = threadIdx.x; i < n_rows; i += CONSUMERS) {
+        const u32 row = op.runs[0].first_row + i;
+        float sum = 0.0f;
+        for (u32 chunk = 0; chunk < op.chunks; chunk++) {
+            sum += sums[(i / UNIT_ROWS * op.chunks + chunk) * UNIT_ROWS + i % UNIT_ROWS];
+        }
+        if (row < b.h.n_vocab) {
+            logits[row] = sum * inverse;
+            key = max(key, candidate_key(sum * inverse, row));
+        }
+    }
+    return key;
+}
+
+// The block that comes last has everybody's best: it chooses the token and ends the step.
+__device__ __forceinline__ void finish(const Block& b, u64 key, u32* tokens, u32* token,
+                                       u32* step_count) {
+    const Header& h = b.h;
+    key = warp_max(key);
+    if (lane_id() == 0) {
+        b.misc.best[warp_id()] = key;
+    }
+    sync_consumers();
+    if (warp_id() != 0) {
+        return;
+    }
+    u64* bests = reinterpret_cast<u64*>(b.peers.exchange + h.bests);
+    u32 arrived = 0;
+    if (lane_id() == 0) {
+        for (u32 w = 1; w < CONSUMER_WARPS; w++) {
+            key = max(key, b.misc.best[w]);
+        }
+        store_relaxed_u64(bests + b.peers.cta, key);
+        arrived = add_acq_rel(b.peers.exchange + ARRIVALS, 1);
+    }
+    arrived = __shfl_sync(ALL_LANES, arrived, 0);
+    if (arrived + 1 != (b.epoch + 1) * h.n_ctas) {
+        return;
+    }
+    u64 best = 0;
+    for (u32 i = lane_id(); i < h.n_ctas; i += 32) {
+        best = max(best, load_relaxed_u64(bests + i));
+    }
+    best = warp_max(best);
+    if (lane_id() != 0) {
+        return;
+    }
+    if (h.greedy && load_relaxed(b.peers.exchange + FAILURE) == 0) {
+        const u32 chosen = from_candidate_key(best).index;
+        token[0] = chosen;
+        tokens[POSITION] = tokens[POSITION] + 1;
+        tokens[RING_SLOT] = (tokens[RING_SLOT] + 1) % h.max_context_tokens;
+        tokens[TOKEN_ID] = chosen;
+        step_count[0] = step_count[0] + 1;
+    }
+    b.peers.exchange[EPOCH] = b.epoch + 1;
+}
+
+__device__ __forceinline__ void attend(const Block& b, const Op& op, u32 op_index, u8* kv,
+                                       const u32* block_table) {
+    if (b.h.kv_elem_bytes == 2) {
+        const Attention<u16> attention = {b.h,       op,      b.item,  b.peers, b.ring, b.weights,
+                                          kv,        block_table, b.shared, b.epoch, b.phase,
+                                          warp_id(), lane_id()};
+        attention.run(op_index);
+    } else {
+        const Attention<float> attention = {b.h,       op,      b.item,  b.peers, b.ring, b.weights,
+                                            kv,        block_table, b.shared, b.epoch, b.phase,
+                                            warp_id(), lane_id()};
+        attention.run(op_index);
+    }
+}
+
+__device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block_table, u32* tokens,
+                                        float* logits, u32* token, u32* step_count) {
+    volatile u32* limit = &b.misc.limit;
+    u64 key = candidate_key(-infinity(), 0xffffffff);
+    for (u32 i = 0; i < b.h.n_ops; i++) {
+        const Op& op = b.ops[i];
+        if (!b.skips(op)) {
+            const float squares =
+                op.input == NONE ? take_embedding(b, op) : take_vector(b, op, i);
+            reinterpret_cast<float*>(b.shared + b.h.squares_at)[threadIdx.x] = squares;
+            if (threadIdx.x == 0) {
+                *limit = b.h.outstanding_busy;
+            }
+            sync_with_summer();
+            multiply(b, op);
+            sync_with_summer();
+            if (threadIdx.x == 0) {
+                *limit = b.h.outstanding_idle;
+            }
+            if (op.kind == OP_LOGITS) {
+                key = write_logits(b, op, logits);
+            } else {
+                publish(b, op);
+            }
+        }
+        if (op.kind == OP_QKV && b.item.mine) {
+            attend(b, op, i, kv, block_table);
+        }
+    }
+    finish(b, key, tokens, token, step_count);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    persistent_sm90(Global<const u8> weights, Global<const u32> table,
+                    Global<const u32> block_table, Global<u8> kv, Global<u32> exchange,
+                    Global<u32> tokens, Global<float> logits, Global<u32> token,
+                    Global<u32> step_count, u32 weights_16, u32 kv_16, u32 table_words,
+                    u32 block_table_entries, u32 exchange_words, u32 n_vocab, u32 watchdog_us,
+                    u32 jitter, u32 table_hash) {
+    extern __shared__ __align__(128) u8 shared[];
+    const Header& in_memory = *reinterpret_cast<const Header*>(table);
+    const u32 table_at = in_memory.table_at, n_ops = in_memory.n_ops;
+    // The table's part for this block: the header and its operations.
+    uint4* own = reinterpret_cast<uint4*>(shared + table_at);
+    const uint4* header = reinterpret_cast<const uint4*>(table);
+    const uint4* ops = header + sizeof(Header) / 16 + blockIdx.x * n_ops * (sizeof(Op) / 16);
+    for (u32 i = threadIdx.x; i < sizeof(Header) / 16; i += THREADS) {
+        own[i] = header[i];
+    }
+    for (u32 i = threadIdx.x; i < n_ops * (sizeof(Op) / 16); i += THREADS) {
+        own[sizeof(Header) / 16 + i] = ops[i];
+    }
+    const Header& h = *reinterpret_cast<const Header*>(shared + table_at);
+    Misc& misc = *reinterpret_cast<Misc*>(shared + in_memory.misc_at);
+    const Ring ring(shared, in_memory.barriers_at, in_memory.n_slots);
+    const u32 position = tokens[POSITION];
+    if (warp_id() == PRODUCER && lane_id() == 0) {
+        ring.init();
+        misc.limit = in_memory.outstanding_busy;
+        misc.gave_up = exchange[FAILURE] != 0;
+        misc.item = Item(in_memory, blockIdx.x, position, tokens[RING_SLOT]);
+    }
+    Turn* turns = reinterpret_cast<Turn*>(shared + in_memory.turns_at);
+    const double* frequencies =
+        reinterpret_cast<const double*>(weights + u64(in_memory.frequencies) * 16);
+    for (u32 i = threadIdx.x; i < in_memory.n_pairs; i += THREADS) {
+        turns[i] = turn(position, frequencies[i], in_memory.magnitude);
+    }
+    const u32 epoch = exchange[EPOCH];
+    const Block b = {shared,
+                     h,
+                     reinterpret_cast<const Op*>(shared + table_at + sizeof(Header)),
+                     misc,
+                     weights,
+                     ring,
+                     Peers{exchange, &misc.gave_up, blockIdx.x, watchdog_us, jitter},
+                     misc.item,
+                     epoch,
+                     (epoch & 1) ^ 1,
+                     tokens[TOKEN_ID]};
+    __syncthreads();
+    if (warp_id() == PRODUCER) {
+        produce(b, kv, block_table);
+    } else if (warp_id() == SUMMER) {
+        sum_squares(b);
+    } else {
+        consume(b, kv, block_table, tokens, logits, token, step_count);
+    }
+}
