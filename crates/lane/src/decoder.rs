@@ -135,6 +135,12 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
         for part in parts {
             bytes.extend(self.gguf.tensor_to_vec(part.info(self.gguf))?);
         }
+        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+        let wrong = values.iter().filter(|value| !value.is_finite()).count();
+        if wrong > 0 {
+            let n = values.len();
+            log::warn!(target: "lane", "{name}: {wrong} of {n} values are NaN or infinite");
+        }
         Ok(self.residency.blob(blob_key(name), name, &bytes)?)
     }
 

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            cli::say(&cli::visible(&format!("error: {error:#}")));
             ExitCode::FAILURE
         }
     }

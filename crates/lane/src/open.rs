@@ -152,6 +152,14 @@ impl ModelFile {
                 plan.step.kv.max_context_tokens()
             );
         }
+        let (tokens, trained) =
+            (plan.step.kv.max_context_tokens(), self.model.config.context_length);
+        if tokens > trained {
+            log::warn!(
+                target: "lane",
+                "context of {tokens} tokens, the model was trained for {trained}"
+            );
+        }
         Ok(plan)
     }
 }

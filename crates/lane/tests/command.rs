@@ -46,7 +46,7 @@ fn generate_streams_text_and_summarises_on_stderr() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.split_whitespace().count() > 8, "{text}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    for part in ["24 tokens", "tok/s", "72 nodes", "0 H2D bytes/token", "slab"] {
+    for part in ["24 tokens", "tok/s", "0 H2D bytes/token", "slab"] {
         assert!(stderr.contains(part), "{part}: {stderr}");
     }
 }
@@ -140,6 +140,28 @@ fn fingerprints_check_against_their_manifest() {
     std::fs::write(&manifest, wrong).unwrap();
     let sentence = refused(&["fingerprint", path, "--check", manifest_path], 1);
     assert!(sentence.contains("1 of 43 matrices differ"), "{sentence}");
+}
+
+#[test]
+fn inspect_plans_what_generate_allocates_with_any_numerics() {
+    let path = whale();
+    let path = path.to_str().unwrap();
+    for options in [&["--numerics", "exact"][..], &["--kv-type", "f32"], &["-c", "100"]] {
+        let inspected = json(&[&["inspect", path, "--json"], options].concat());
+        let generated = json(&[&["generate", "x", "-n", "1", "--json"], options].concat());
+        assert_eq!(inspected["plan"]["total_bytes"], generated["slab"]["permanent_end_bytes"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_fails_is_no_panic() {
+    for (args, code) in [(&["generate", "x", "-n", "2"][..], 0), (&["inspect", "/nonexistent"], 1)]
+    {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let status = command().args(args).stdout(Stdio::null()).stderr(full).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
 }
 
 #[test]

@@ -194,7 +194,10 @@ fn cached(name: &str, sources: &[PathBuf]) -> Result<PathBuf, String> {
 
 /// Makes a file under another name and renames it, so that nobody sees half of it.
 fn in_place_of(path: &Path, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
-    let temporary = path.with_extension(format!("{}.tmp.o", std::process::id()));
+    // Tests of one process run at the same time, and several may find the file missing.
+    let maker = format!("{}-{:?}", std::process::id(), std::thread::current().id());
+    let temporary = path.with_extension(format!("{}.tmp.o", maker.replace(['(', ')'], "")));
     make(&temporary)?;
-    fs::rename(&temporary, path).map_err(|error| error.to_string())
+    fs::rename(&temporary, path)
+        .map_err(|error| format!("{} to {}: {error}", temporary.display(), path.display()))
 }

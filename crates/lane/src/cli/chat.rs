@@ -44,7 +44,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let interactive = io::stdin().is_terminal() && io::stdout().is_terminal();
     if interactive {
         let context = lane.kv()?.max_context_tokens();
-        eprintln!("[{model} on {}, context of {context} tokens; /help]", lane.device()?);
+        super::say(&format!("[{model} on {}, context of {context} tokens; /help]", lane.device()?));
     }
     let (input, switch) = Input::open(cancel)?;
     Chat { lane: &lane, session, switch, interactive, last: None, turns: 0 }.run(&input)
@@ -143,7 +143,7 @@ impl Chat<'_> {
                 Event::Interrupt if interrupted => break,
                 Event::Interrupt => {
                     interrupted = true;
-                    eprintln!("\n[Ctrl-C again, Ctrl-D or /exit to leave]");
+                    super::say("\n[Ctrl-C again, Ctrl-D or /exit to leave]");
                     continue;
                 }
                 Event::End => break,
@@ -155,7 +155,7 @@ impl Chat<'_> {
                         Ok(Next::GoOn) => {}
                         Ok(Next::Leave) => return Ok(()),
                         // Someone who sits there can do better next time.
-                        Err(error) if self.interactive => eprintln!("error: {error:#}"),
+                        Err(error) if self.interactive => super::say(&format!("error: {error:#}")),
                         Err(error) => return Err(error),
                     }
                 }
@@ -177,11 +177,11 @@ impl Chat<'_> {
             Some("reset") => {
                 self.session.reset();
                 (self.last, self.turns) = (None, 0);
-                eprintln!("[a new conversation]");
+                super::say("[a new conversation]");
             }
-            Some("stats") => eprintln!("{}", self.stats()?),
-            Some("help") => eprintln!("{HELP}"),
-            Some(other) => eprintln!("[/{other} is no command; /help lists them]"),
+            Some("stats") => super::say(&self.stats()?),
+            Some("help") => super::say(HELP),
+            Some(other) => super::say(&format!("[/{other} is no command; /help lists them]")),
         }
         Ok(Next::GoOn)
     }
@@ -197,10 +197,12 @@ impl Chat<'_> {
                 }
             }
             SessionEvent::Forgot { exchanges: 1 } => {
-                eprintln!("[the context is full: the oldest exchange is forgotten]");
+                super::say("[the context is full: the oldest exchange is forgotten]");
             }
             SessionEvent::Forgot { exchanges } => {
-                eprintln!("[the context is full: the oldest {exchanges} exchanges are forgotten]");
+                super::say(&format!(
+                    "[the context is full: the oldest {exchanges} exchanges are forgotten]"
+                ));
             }
             _ => {}
         };
@@ -212,9 +214,9 @@ impl Chat<'_> {
         let answer = answer?;
         io::stdout().flush()?;
         match answer.stop {
-            StopReason::Cancelled => eprintln!("[stopped]"),
-            StopReason::Context => eprintln!("[the context is full: the answer is cut off]"),
-            StopReason::Length if self.interactive => eprintln!("[cut off at -n tokens]"),
+            StopReason::Cancelled => super::say("[stopped]"),
+            StopReason::Context => super::say("[the context is full: the answer is cut off]"),
+            StopReason::Length if self.interactive => super::say("[cut off at -n tokens]"),
             _ => {}
         }
         self.turns += 1;

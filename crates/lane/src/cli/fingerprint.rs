@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use q4k_soa::{PackedLayout, Shape, fingerprint};
 
-use super::{open_model, print};
+use super::{open_model, print, read_text};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -41,9 +41,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let Some(manifest) = expected else { return Ok(()) };
     anyhow::ensure!(
         differing.is_empty(),
-        "{} of {checked} matrices differ from the manifest: {}",
+        "{} of {checked} matrices differ from the manifest or are not in it: {}{}",
         differing.len(),
-        differing.join(", ")
+        differing[..differing.len().min(5)].join(", "),
+        if differing.len() > 5 { ", …" } else { "" }
     );
     anyhow::ensure!(
         manifest.len() == checked,
@@ -55,7 +56,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 
 /// Lines by matrix name, which is the last word.
 fn read_manifest(path: &PathBuf) -> anyhow::Result<HashMap<String, String>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let name = path.display().to_string();
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {name}"))?;
+    let text = read_text(file, &name)?;
+    anyhow::ensure!(!text.trim().is_empty(), "{name} is empty");
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines
         .map(|line| {

@@ -118,7 +118,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         return print_json(&summary);
     }
     print(&(rest + "\n"))?;
-    eprintln!("{}", summary.line());
+    super::say(&summary.line());
     Ok(())
 }
 

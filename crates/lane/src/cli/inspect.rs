@@ -9,7 +9,7 @@ use lane::memory_plan::DoesNotFit;
 use lane::{ContextSize, LaneError, MemoryPlan, PlanOptions};
 use serde::Serialize;
 
-use super::{ByteSize, context, open_model, print, print_json};
+use super::{ByteSize, KvTypeArg, NumericsArg, context, open_model, print, print_json, visible};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -27,8 +27,14 @@ pub(super) struct Args {
     /// Tokens of context: a number, `auto` or `max`
     #[arg(short, long, value_name = "N|auto|max", default_value = "auto", value_parser = context)]
     ctx: ContextSize,
+    /// Plan for these numerics
+    #[arg(long, value_enum, default_value = "q8")]
+    numerics: NumericsArg,
+    /// Plan for this element type of the KV cache [default: f16, with exact numerics f32]
+    #[arg(long, value_enum)]
+    kv_type: Option<KvTypeArg>,
     /// Memory bandwidth, GB/s
-    #[arg(long, value_name = "GB/s", conflicts_with = "gpu")]
+    #[arg(long, value_name = "GB/s", conflicts_with = "gpu", value_parser = bandwidth)]
     bandwidth: Option<f64>,
     /// A known device
     #[arg(long, value_name = "NAME")]
@@ -131,7 +137,12 @@ struct TensorSummary {
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let file = open_model(Some(&args.file))?;
     let (bandwidth, usable_bytes, profile) = device(&args);
-    let options = PlanOptions { context: args.ctx, usable_bytes, ..PlanOptions::default() };
+    let options = PlanOptions {
+        context: args.ctx,
+        usable_bytes,
+        numerics: args.numerics.into(),
+        kv_type: args.kv_type.map(Into::into),
+    };
     let (plan, refusal) = match MemoryPlan::new(&file.gguf, &file.model, &profile, &options) {
         Ok(plan) => (Some(plan), None),
         Err(LaneError::DoesNotFit(refusal)) => (None, Some(refusal)),
@@ -139,6 +150,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     };
     let inspection = Inspection::new(&file, plan.as_ref(), refusal, usable_bytes, bandwidth);
     if args.json { print_json(&inspection) } else { print(&inspection.text(plan.as_ref())) }
+}
+
+fn bandwidth(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && number.is_finite());
+    number.ok_or_else(|| "expected a number of GB/s above 0".into())
 }
 
 fn device(args: &Args) -> (Option<f64>, Option<u64>, DeviceProfile) {
@@ -264,6 +280,7 @@ impl Inspection {
             lines.push(format!("at most {rate:.1} tok/s: {read:.2} MiB of weights per token"));
         }
         lines.retain(|line| !line.is_empty());
+        let lines: Vec<String> = lines.iter().map(|line| visible(line)).collect();
         lines.join("\n") + "\n"
     }
 }

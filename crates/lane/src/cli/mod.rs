@@ -88,6 +88,35 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Writes a line to stderr; when that fails, nobody is left to be told.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Text with its control characters spelled out: what comes from files or the command line may
+/// hold some, and a terminal would obey them.
+pub(crate) fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// Most bytes of a text file or of stdin that is read as a whole.
+const MAX_TEXT_BYTES: u64 = 16 << 20;
+
+/// Reads a text to its end, which must come soon.
+fn read_text(source: impl io::Read, what: &str) -> anyhow::Result<String> {
+    use anyhow::Context as _;
+    let mut text = String::new();
+    let read = io::Read::read_to_string(&mut io::Read::take(source, MAX_TEXT_BYTES + 1), &mut text);
+    read.with_context(|| format!("cannot read {what}"))?;
+    let max = MAX_TEXT_BYTES >> 20;
+    anyhow::ensure!(text.len() as u64 <= MAX_TEXT_BYTES, "{what} is longer than {max} MiB");
+    Ok(text)
+}
+
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
 }
@@ -119,7 +148,7 @@ struct LoadArgs {
     /// Memory of the GPU that must stay free [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     vram_reserve: Option<ByteSize>,
-    /// Threads of the host backend [default: all cores]
+    /// Threads of the host backend, at most one a core [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
@@ -143,6 +172,24 @@ enum KvTypeArg {
     F32,
 }
 
+impl From<NumericsArg> for Numerics {
+    fn from(numerics: NumericsArg) -> Self {
+        match numerics {
+            NumericsArg::Q8 => Numerics::Q8,
+            NumericsArg::Exact => Numerics::Exact,
+        }
+    }
+}
+
+impl From<KvTypeArg> for KvType {
+    fn from(kv_type: KvTypeArg) -> Self {
+        match kv_type {
+            KvTypeArg::F16 => KvType::F16,
+            KvTypeArg::F32 => KvType::F32,
+        }
+    }
+}
+
 fn context(text: &str) -> Result<ContextSize, String> {
     match text {
         "auto" => Ok(ContextSize::Auto),
@@ -156,6 +203,7 @@ fn context(text: &str) -> Result<ContextSize, String> {
 
 impl LoadArgs {
     fn options(&self) -> LaneOptions {
+        let numerics = self.numerics.into();
         LaneOptions {
             backend: match self.backend {
                 BackendArg::Auto => BackendChoice::Auto,
@@ -166,14 +214,8 @@ impl LoadArgs {
             vram_reserve_bytes: self.vram_reserve.map(|size| size.0),
             plan: PlanOptions {
                 context: self.ctx,
-                numerics: match self.numerics {
-                    NumericsArg::Q8 => Numerics::Q8,
-                    NumericsArg::Exact => Numerics::Exact,
-                },
-                kv_type: self.kv_type.map(|kv_type| match kv_type {
-                    KvTypeArg::F16 => KvType::F16,
-                    KvTypeArg::F32 => KvType::F32,
-                }),
+                numerics,
+                kv_type: self.kv_type.map(KvType::from),
                 usable_bytes: self.vram.map(|size| size.0),
             },
         }
@@ -182,7 +224,8 @@ impl LoadArgs {
     /// Opens and loads the model, with a progress bar where someone watches.
     fn load(&self) -> anyhow::Result<(lane::Lane, String)> {
         if let Some(threads) = self.threads {
-            let threads = usize::from(threads);
+            let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+            let threads = usize::from(threads).min(cores);
             rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
         }
         let file = open_model(self.model.as_deref())?;
@@ -201,8 +244,11 @@ fn open_model(path: Option<&std::path::Path>) -> anyhow::Result<lane::ModelFile>
 
 fn named(path: Option<&std::path::Path>, error: lane::LaneError) -> anyhow::Error {
     match path {
-        Some(path) => anyhow::anyhow!("{}: {error}", path.display()),
-        None => error.into(),
+        // Errors of the file system name the file themselves.
+        Some(path) if !error.to_string().contains(&path.display().to_string()) => {
+            anyhow::anyhow!("{}: {error}", path.display())
+        }
+        _ => error.into(),
     }
 }
 
