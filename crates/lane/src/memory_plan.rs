@@ -9,7 +9,7 @@ use kv_paged::{KvType, PagedKvConfig};
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout;
-use crate::model::{Model, RopePairing};
+use crate::model::Model;
 use crate::residency::Limits;
 
 /// How many tokens the KV cache should hold.
@@ -181,15 +181,13 @@ fn step_plan(
         n_vocab: c.n_vocab,
     };
     let rope = RopePlan {
-        pairing: match c.rope.pairing {
-            RopePairing::Adjacent => kernels_ptx::RopePairing::Adjacent,
-            RopePairing::Halves => kernels_ptx::RopePairing::Halves,
-        },
+        pairing: c.rope.pairing,
         n_pairs: c.rope.dims / 2,
         magnitude: c.rope.attention_factor(),
     };
     let mut plan = StepPlan::new(dims, kv, options.numerics, rope, c.norm_eps, device);
     plan.embed_scale = c.embedding_scale;
+    plan.attention_scale = c.attention_scale;
     Ok(plan)
 }
 

@@ -4,7 +4,9 @@ mod draft;
 
 use draft::{Draft, F16, F32, Q4_K, Val};
 use lane::gguf::Gguf;
-use lane::model::{Architecture, Model, ModelError, RopePairing, RopeScaling, scan_scales};
+use lane::model::{
+    Activation, Architecture, Model, ModelError, RopePairing, RopeScaling, TensorRef, scan_scales,
+};
 use lane::synth::{self, Mix, Shape};
 use q4k_soa::WeightType;
 
@@ -146,7 +148,7 @@ fn missing_tensors() {
     let error = refused(|draft| {
         draft.key("llama.block_count", Val::U32(u32::MAX));
     });
-    assert!(error.to_string().contains("blk.2.attn_norm.weight"), "{error}");
+    assert!(error.to_string().contains("blk.2."), "{error}");
 }
 
 #[test]
@@ -213,7 +215,8 @@ fn other_architectures_are_named() {
         draft.key("general.architecture", Val::Str("mamba"));
     });
     let message = error.to_string();
-    assert!(message.contains("mamba") && message.contains("supported: llama"), "{message}");
+    assert!(message.contains("mamba"), "{message}");
+    assert!(message.ends_with("supported: llama, qwen2, qwen3, gemma3, phi3"), "{message}");
 }
 
 #[test]
@@ -259,7 +262,12 @@ fn extra_tensors_are_reported_or_refused() {
         });
         assert!(matches!(&error, ModelError::UnsupportedTensor { tensor } if tensor == name));
     }
-    for (key, value) in [("expert_count", Val::U32(8)), ("attention.causal", Val::Bool(false))] {
+    for (key, value) in [
+        ("expert_count", Val::U32(8)),
+        ("attention.causal", Val::Bool(false)),
+        ("attn_logit_softcapping", Val::F32(50.0)),
+        ("final_logit_softcapping", Val::F32(30.0)),
+    ] {
         let error = refused(|draft| {
             draft.key(&format!("llama.{key}"), value);
         });
@@ -296,13 +304,145 @@ fn rope_scaling() {
         original_context_tokens: 16,
         beta_fast: 16.0,
         beta_slow: 1.0,
-        attention_factor: 1.0,
     };
     assert_eq!(yarn.unwrap(), expected);
     let error = scaling(&[kind("longrope")]).unwrap_err();
     assert!(error.to_string().contains("longrope"), "{error}");
     assert!(scaling(&[factor(f32::NAN)]).is_err());
     assert!(scaling(&[factor(-2.0)]).is_err());
+}
+
+/// One of the small models that the reference program made.
+fn reference_file(name: &str) -> Gguf {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference-files");
+    Gguf::open(std::path::Path::new(folder).join(format!("{name}.gguf"))).unwrap()
+}
+
+#[test]
+fn qwen2_has_biases_and_qwen3_head_norms() {
+    let gguf = reference_file("qwen2-untied");
+    let model = Model::from_gguf(&gguf).unwrap();
+    assert_eq!(model.config.arch, Architecture::Qwen2);
+    assert_eq!(model.config.rope.pairing, RopePairing::Halves);
+    let bias = model.layers[1].qkv_bias.unwrap();
+    assert_eq!((bias.q.n_elems, bias.k.n_elems, bias.v.n_elems), (64, 32, 32));
+    assert_eq!(bias.k.info(&gguf).name(), "blk.1.attn_k.bias");
+    assert!(!model.tied_output() && model.layers[0].qk_norm.is_none());
+    assert!(Model::from_gguf(&reference_file("qwen2-tied")).unwrap().tied_output());
+
+    let gguf = reference_file("qwen3");
+    let model = Model::from_gguf(&gguf).unwrap();
+    assert_eq!((model.config.n_embd, model.config.n_head, model.config.head_dim), (64, 4, 32));
+    assert_eq!((model.config.q_elems(), model.config.kv_elems()), (128, 64));
+    let norm = model.layers[1].qk_norm.unwrap();
+    assert_eq!((norm.q.n_elems, norm.k.n_elems), (32, 32));
+    assert_eq!(norm.k.info(&gguf).name(), "blk.1.attn_k_norm.weight");
+    assert!(model.layers[0].qkv_bias.is_none() && model.extra_tensors.is_empty());
+}
+
+#[test]
+fn gemma3_has_two_kinds_of_layers() {
+    let gguf = reference_file("gemma3");
+    let model = Model::describe(&gguf).unwrap();
+    let config = &model.config;
+    assert_eq!((config.activation, config.embedding_scale), (Activation::GeGlu, 8.0));
+    assert_eq!(config.attention_scale, 1.0 / 32f32.sqrt());
+    let windows: Vec<u32> = model.layers.iter().map(|layer| layer.window_tokens).collect();
+    assert_eq!(windows, [8, 8, 8, 8, 8, 0, 8]);
+    let bases: Vec<f64> = (0..7).map(|layer| config.rope_of(layer).base).collect();
+    assert_eq!(bases, [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4]);
+    let layer = model.layers[3];
+    let name = |vector: Option<lane::model::VectorRef>| vector.unwrap().info(&gguf).name();
+    assert_eq!(name(layer.post_attn_norm), "blk.3.post_attention_norm.weight");
+    assert_eq!(name(layer.post_ffn_norm), "blk.3.post_ffw_norm.weight");
+    assert_eq!(layer.vectors().count(), 6);
+    assert!(model.extra_tensors.is_empty());
+
+    let model = Model::describe(&reference_file("gemma3-linear")).unwrap();
+    assert_eq!(model.config.rope_of(1).scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!(model.config.rope_of(0).scaling, RopeScaling::None);
+    assert_eq!(model.config.rope_of(2).base, 1e4);
+}
+
+#[test]
+fn phi3_has_matrices_that_share_a_tensor() {
+    let gguf = reference_file("phi3-longrope");
+    let model = Model::describe(&gguf).unwrap();
+    let layer = model.layers[1];
+    let place = |matrix: TensorRef| {
+        let name = matrix.info(&gguf).name().strip_prefix("blk.1.").unwrap().to_owned();
+        (name, matrix.first_row, matrix.n_out)
+    };
+    let qkv = "attn_qkv.weight".to_owned();
+    assert_eq!(place(layer.q), (qkv.clone(), 0, 64));
+    assert_eq!(place(layer.k), (qkv.clone(), 64, 32));
+    assert_eq!(place(layer.v), (qkv, 96, 32));
+    let gate_up = "ffn_up.weight".to_owned();
+    assert_eq!(place(layer.gate), (gate_up.clone(), 0, 96));
+    assert_eq!(place(layer.up), (gate_up, 96, 96));
+    // Together they are the tensors, byte by byte.
+    assert_eq!(layer.v.first_byte() + layer.v.n_bytes(), layer.v.info(&gguf).n_bytes());
+    let all: u64 = gguf.tensors().iter().map(|tensor| tensor.n_bytes()).sum();
+    assert_eq!(model.bytes_per_token(), all + model.embed.row_bytes());
+    let scanned: u64 =
+        [layer.gate, layer.up].map(|m| scan_scales(&gguf, &m).unwrap().n_scales).iter().sum();
+    assert_eq!(scanned, 2 * layer.up.info(&gguf).n_elems() / 32);
+
+    assert_eq!(layer.window_tokens, 8);
+    assert_eq!(model.config.rope_of(0), &model.config.rope);
+    assert_eq!(model.config.rope.attention_factor(), 1.1);
+    let factors = |context| model.rope_factors(context).unwrap().info(&gguf).name();
+    assert_eq!(factors(64), "rope_factors_short.weight");
+    assert_eq!(factors(65), "rope_factors_long.weight");
+}
+
+#[test]
+fn files_that_may_lack_what_others_need() {
+    // The rows of q, k and v in one tensor, in any architecture.
+    let mut draft = Draft::llama();
+    for own in ["attn_q", "attn_k", "attn_v"] {
+        draft.remove_tensor(&format!("blk.1.{own}.weight"));
+    }
+    draft.tensor("blk.1.attn_qkv.weight", &[256, 512], Q4_K);
+    let gguf = Gguf::from_vec(draft.bytes()).unwrap();
+    let layer = Model::describe(&gguf).unwrap().layers[1];
+    assert_eq!((layer.v.first_row, layer.v.n_out), (384, 128));
+    draft.tensor("blk.1.attn_qkv.weight", &[256, 500], Q4_K);
+    let error = Model::describe(&Gguf::from_vec(draft.bytes()).unwrap()).unwrap_err();
+    assert!(matches!(error, ModelError::WrongShape { .. }), "{error}");
+
+    // A bias, a norm, a set of factors too few.
+    let without = |arch: &'static str| {
+        let mut draft = Draft::llama();
+        for (key, _) in &mut draft.keys {
+            *key = key.replace("llama.", &format!("{arch}."));
+        }
+        draft.key("general.architecture", Val::Str(arch));
+        draft
+    };
+    let missing = |draft: &Draft| Model::describe(&Gguf::from_vec(draft.bytes()).unwrap());
+    let error = missing(&without("qwen2")).unwrap_err();
+    assert!(error.to_string().contains("blk.0.attn_q.bias"), "{error}");
+    let error = missing(&without("gemma3")).unwrap_err();
+    assert!(error.to_string().contains("blk.0.attn_q_norm.weight"), "{error}");
+    let mut draft = without("phi3");
+    draft.tensor("rope_factors_long.weight", &[32], F32);
+    let error = missing(&draft).unwrap_err();
+    assert!(error.to_string().contains("rope_factors_short.weight"), "{error}");
+}
+
+#[test]
+fn attention_scales() {
+    let mut draft = Draft::llama();
+    assert_eq!(model(&draft).unwrap().config.attention_scale, 0.125);
+    draft.key("llama.attention.scale", Val::F32(0.25));
+    assert_eq!(model(&draft).unwrap().config.attention_scale, 0.25);
+    for scale in [-1.0, f32::NAN, f32::INFINITY] {
+        let error = refused(|draft| {
+            draft.key("llama.attention.scale", Val::F32(scale));
+        });
+        assert!(matches!(error, ModelError::BadValue { .. }), "{error}");
+    }
 }
 
 fn synth(shape: Shape, mix: Mix, seed: u64) -> Vec<u8> {

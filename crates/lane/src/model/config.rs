@@ -5,6 +5,7 @@ use std::fmt::Display;
 use super::architecture::{Activation, Architecture, Spec};
 use super::error::ModelError;
 use super::rope::Rope;
+use super::window::SlidingWindow;
 use crate::gguf::{Gguf, Metadata};
 
 /// The dimensions of a model. They are not zero and their products here fit a u32.
@@ -34,10 +35,16 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// Rotary position embedding.
     pub rope: Rope,
+    /// Rotary position embedding of the layers with a window, where theirs is another.
+    pub local_rope: Option<Rope>,
+    /// Which layers see only the last tokens; `None`: all see all.
+    pub window: Option<SlidingWindow>,
     /// How gate and up are combined.
     pub activation: Activation,
     /// What embeddings are multiplied by; mostly 1.
     pub embedding_scale: f32,
+    /// What products of queries and keys are multiplied by; mostly `1 / sqrt(head_dim)`.
+    pub attention_scale: f32,
 }
 
 impl ModelConfig {
@@ -49,6 +56,19 @@ impl ModelConfig {
     /// Floats of all key heads together, and of all value heads.
     pub fn kv_elems(&self) -> u32 {
         self.n_kv_head * self.head_dim
+    }
+
+    /// Tokens that a layer sees, the current one among them; 0: all.
+    pub fn window_tokens(&self, layer: u32) -> u32 {
+        self.window.filter(|window| window.slides(layer)).map_or(0, |window| window.window_tokens)
+    }
+
+    /// The rotary position embedding of a layer.
+    pub fn rope_of(&self, layer: u32) -> &Rope {
+        match &self.local_rope {
+            Some(local) if self.window_tokens(layer) > 0 => local,
+            _ => &self.rope,
+        }
     }
 
     /// Reads and checks the dimensions of a file of the architecture `spec`.
@@ -89,6 +109,13 @@ impl ModelConfig {
             return Err(keys.bad("attention.layer_norm_rms_epsilon", norm_eps, expected));
         }
 
+        let rope = Rope::read(&keys, spec, head_dim, context_length)?;
+        let window = SlidingWindow::read(&keys, spec)?;
+        let local_rope = match window {
+            Some(_) => rope.local(&keys, spec)?,
+            None => None,
+        };
+
         Ok(Self {
             arch: spec.architecture,
             name: gguf.metadata().str("general.name")?.unwrap_or(spec.name).to_owned(),
@@ -101,11 +128,38 @@ impl ModelConfig {
             n_vocab: n_vocab(gguf, &keys)?,
             context_length,
             norm_eps,
-            rope: Rope::read(&keys, spec, head_dim, context_length)?,
+            rope,
+            local_rope,
+            window,
             activation: spec.activation,
             embedding_scale: if spec.scales_embedding { (n_embd as f32).sqrt() } else { 1.0 },
+            attention_scale: attention_scale(&keys, spec, n_layer, n_embd / n_head, head_dim)?,
         })
     }
+}
+
+fn attention_scale(
+    keys: &Keys<'_>,
+    spec: &Spec,
+    n_layer: u32,
+    embd_per_head: u32,
+    head_dim: u32,
+) -> Result<f32, ModelError> {
+    const KEY: &str = "attention.scale";
+    // 0 stands for "not set" in files in the wild.
+    if let Some(scale) = keys.f64(KEY)?.filter(|&scale| scale != 0.0) {
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(keys.bad(KEY, scale, "it should be positive".to_owned()));
+        }
+        return Ok(scale as f32);
+    }
+    // The 27B, which has 62 layers, is the one Gemma 3 that does not scale by its heads, and its
+    // file does not say so.
+    let dim = match (spec.architecture, n_layer) {
+        (Architecture::Gemma3, 62) => embd_per_head,
+        _ => head_dim,
+    };
+    Ok(1.0 / (dim as f32).sqrt())
 }
 
 /// Refuses what would need another step than the one there is.
@@ -114,6 +168,12 @@ fn refuse_features(keys: &Keys<'_>) -> Result<(), ModelError> {
     if n_experts > 0 {
         let feature = format!("a mixture of {n_experts} experts");
         return Err(ModelError::UnsupportedFeature { feature });
+    }
+    for suffix in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(cap) = keys.f64(suffix)?.filter(|&cap| cap != 0.0) {
+            let feature = format!("soft caps on its logits ({} is {cap})", keys.name(suffix));
+            return Err(ModelError::UnsupportedFeature { feature });
+        }
     }
     if keys.metadata.bool(&keys.name("attention.causal"))? == Some(false) {
         let feature = "attention to later tokens (it is an embedding model)".to_owned();

@@ -46,8 +46,30 @@ impl Model {
 
     /// llama.cpp goes by the layers; what it does not know is named by its weights instead.
     fn size_label(&self) -> String {
+        use Architecture::{Gemma3, Phi3, Qwen2, Qwen3};
+
         let config = &self.config;
         let known = match (config.arch, config.n_layer) {
+            (Qwen2, 24) if config.n_embd == 1024 => Some("0.5B"),
+            (Qwen2, 24) => Some("1B"),
+            (Qwen2, 28) if config.n_embd == 1536 => Some("1.5B"),
+            (Qwen2, 28 | 32) => Some("7B"),
+            (Qwen2, 36) => Some("3B"),
+            (Qwen2, 40) if config.n_head == 20 => Some("4B"),
+            (Qwen2, 40) => Some("13B"),
+            (Qwen2, 48) | (Qwen3, 40) | (Phi3, 40) => Some("14B"),
+            (Qwen2 | Qwen3, 64) => Some("32B"),
+            (Qwen2, 80) => Some("70B"),
+            (Qwen3, 28) if config.n_embd == 1024 => Some("0.6B"),
+            (Qwen3, 28) => Some("1.7B"),
+            (Qwen3, 36) if config.n_embd == 2560 => Some("4B"),
+            (Qwen3, 36) => Some("8B"),
+            (Gemma3, 18) => Some("270M"),
+            (Gemma3, 26) | (Phi3, 24) => Some("1B"),
+            (Gemma3, 34) => Some("4B"),
+            (Gemma3, 48) => Some("12B"),
+            (Gemma3, 62) => Some("27B"),
+            (Phi3, 32) => Some("3B"),
             (Architecture::Llama, 16 | 22) => Some("1B"),
             (Architecture::Llama, 26 | 28) => Some("3B"),
             (Architecture::Llama, 32) if config.n_vocab < 40_000 => Some("7B"),

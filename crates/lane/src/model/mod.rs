@@ -10,7 +10,9 @@ mod error;
 mod label;
 mod rope;
 mod scales;
+mod step_support;
 mod tensors;
+mod window;
 
 use q4k_soa::WeightType;
 
@@ -19,16 +21,20 @@ pub use config::ModelConfig;
 pub use error::ModelError;
 pub use rope::{Rope, RopePairing, RopeScaling};
 pub use scales::{ScaleScan, non_finite_scales, scan_scales};
+pub use window::SlidingWindow;
 
 use crate::gguf::{Gguf, TensorInfo};
 
-/// A weight matrix `[n_out, n_in]` in a GGUF.
+/// A weight matrix `[n_out, n_in]` in a GGUF: a tensor, or consecutive rows of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRef {
-    /// Its place in [`Gguf::tensors`].
+    /// The tensor's place in [`Gguf::tensors`].
     pub index: usize,
     /// How its weights are stored.
     pub ty: WeightType,
+    /// The tensor's row that is the matrix's first; not 0 only where a tensor holds several
+    /// matrices.
+    pub first_row: u32,
     /// Rows.
     pub n_out: u32,
     /// Weights per row, contiguous; a whole number of blocks.
@@ -49,6 +55,16 @@ impl TensorRef {
     /// Bytes of the whole matrix as stored.
     pub fn n_bytes(&self) -> u64 {
         u64::from(self.n_out) * self.row_bytes()
+    }
+
+    /// Where the matrix begins within its tensor.
+    pub fn first_byte(&self) -> u64 {
+        u64::from(self.first_row) * self.row_bytes()
+    }
+
+    /// The matrix of `n_out` rows from `first_row` of this one on.
+    fn rows(&self, first_row: u32, n_out: u32) -> Self {
+        Self { first_row: self.first_row + first_row, n_out, ..*self }
     }
 }
 
@@ -106,10 +122,12 @@ pub struct Layer {
     pub v: TensorRef,
     /// Attention output, `[n_embd, n_head * head_dim]`.
     pub o: TensorRef,
-    /// Added to q, k and v; in no architecture supported so far.
+    /// Added to q, k and v (qwen2).
     pub qkv_bias: Option<QkvBias>,
-    /// Applied to each head of q and k; in no architecture supported so far.
+    /// Applied to each head of q and k, before they are turned (qwen3, gemma3).
     pub qk_norm: Option<QkNorm>,
+    /// Norm of what attention adds to the hidden state, `[n_embd]` (gemma3).
+    pub post_attn_norm: Option<VectorRef>,
     /// Norm before the feed-forward part, `[n_embd]`.
     pub ffn_norm: VectorRef,
     /// The gate, `[n_ff, n_embd]`.
@@ -118,6 +136,10 @@ pub struct Layer {
     pub up: TensorRef,
     /// Back to the hidden size, `[n_embd, n_ff]`.
     pub down: TensorRef,
+    /// Norm of what the feed-forward part adds to the hidden state, `[n_embd]` (gemma3).
+    pub post_ffn_norm: Option<VectorRef>,
+    /// Tokens that the layer sees, the current one among them; 0: all.
+    pub window_tokens: u32,
 }
 
 impl Layer {
@@ -134,7 +156,21 @@ impl Layer {
             .into_iter()
             .chain(bias.into_iter().flatten())
             .chain(norm.into_iter().flatten())
+            .chain(self.post_attn_norm)
+            .chain(self.post_ffn_norm)
     }
+}
+
+/// What divides the rope frequencies, by the context that is planned (phi3): `[rope.dims / 2]`
+/// each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongRope {
+    /// For contexts of at most `original_context_tokens`.
+    pub short: VectorRef,
+    /// For longer ones.
+    pub long: VectorRef,
+    /// Tokens of the context that the model was first trained on.
+    pub original_context_tokens: u32,
 }
 
 /// A model as its file describes it.
@@ -150,6 +186,8 @@ pub struct Model {
     pub output: TensorRef,
     /// What divides the rope frequencies (Llama 3.1 and later), `[rope.dims / 2]`.
     pub rope_freqs: Option<VectorRef>,
+    /// What divides them depending on the context, instead.
+    pub long_rope: Option<LongRope>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// Tensors in the file that nothing reads.
@@ -161,13 +199,22 @@ pub struct Model {
 }
 
 impl Model {
-    /// Describes the model in `gguf`.
+    /// Describes the model in `gguf`, if a decode step can compute it.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
+        let model = Self::describe(gguf)?;
+        match model.unsupported_by_step() {
+            None => Ok(model),
+            Some(feature) => Err(ModelError::UnsupportedFeature { feature: feature.to_owned() }),
+        }
+    }
+
+    /// Describes the model in `gguf`, whether or not a decode step can compute it.
+    pub fn describe(gguf: &Gguf) -> Result<Self, ModelError> {
         let spec = architecture::of(gguf.metadata())?;
         let mut finder = tensors::Finder::new(gguf);
         let config = ModelConfig::read(gguf, spec)?;
         let mut model = tensors::find(&mut finder, spec, config)?;
-        model.extra_tensors = finder.extra(spec)?;
+        model.extra_tensors = finder.extra()?;
         model.n_params = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
         model.file_type = label::file_type(gguf.metadata())?;
         Ok(model)
@@ -176,6 +223,19 @@ impl Model {
     /// Whether the output matrix is the embedding.
     pub fn tied_output(&self) -> bool {
         self.output.index == self.embed.index
+    }
+
+    /// What divides the rope frequencies when `context_tokens` are planned, `[rope.dims / 2]`.
+    /// Layers that turn by [`ModelConfig::local_rope`] are not divided.
+    pub fn rope_factors(&self, context_tokens: u32) -> Option<VectorRef> {
+        let by_context = |long_rope: LongRope| {
+            if context_tokens > long_rope.original_context_tokens {
+                long_rope.long
+            } else {
+                long_rope.short
+            }
+        };
+        self.rope_freqs.or_else(|| self.long_rope.map(by_context))
     }
 
     /// Every weight matrix, once, in the order in which a step reads them.
@@ -190,6 +250,7 @@ impl Model {
     pub fn vectors(&self) -> impl Iterator<Item = VectorRef> {
         self.rope_freqs
             .into_iter()
+            .chain(self.long_rope.into_iter().flat_map(|factors| [factors.short, factors.long]))
             .chain(self.layers.iter().flat_map(Layer::vectors))
             .chain(std::iter::once(self.output_norm))
     }

@@ -2,22 +2,16 @@
 
 use std::f64::consts::PI;
 
-use super::architecture::Spec;
+pub use kernels_ptx::RopePairing;
+
+use super::architecture::{Spec, Windows};
 use super::config::Keys;
 use super::error::ModelError;
 
-/// Which two floats of a head are turned together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePairing {
-    /// `2i` and `2i + 1`.
-    Adjacent,
-    /// `i` and `i + dims / 2` (NeoX).
-    Halves,
-}
-
 /// How a model stretches its context beyond what it was first trained on.
 ///
-/// Llama 3.1's way is a tensor of factors instead: [`Model::rope_freqs`](super::Model::rope_freqs).
+/// The way of Llama 3.1 and of Phi 3 is tensors of factors instead:
+/// [`Model::rope_factors`](super::Model::rope_factors).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
@@ -38,8 +32,6 @@ pub enum RopeScaling {
         beta_fast: f64,
         /// Frequencies with fewer turns than this are divided by `factor`.
         beta_slow: f64,
-        /// Multiplies the attention factor that follows from `factor`.
-        attention_factor: f64,
     },
 }
 
@@ -54,6 +46,8 @@ pub struct Rope {
     pub pairing: RopePairing,
     /// How the context is stretched.
     pub scaling: RopeScaling,
+    /// What the file multiplies the turned floats by; mostly 1.
+    pub magnitude: f64,
 }
 
 impl Rope {
@@ -73,14 +67,26 @@ impl Rope {
             let expected = "it should be more than 1".to_owned();
             return Err(keys.bad("rope.freq_base", base, expected));
         }
-        let scaling = RopeScaling::read(keys, context_length)?;
-        Ok(Self { dims, base, pairing: spec.pairing, scaling })
+        let scaling = RopeScaling::read(keys, spec, context_length)?;
+        let magnitude = positive(keys, "rope.scaling.attn_factor", 1.0)?;
+        Ok(Self { dims, base, pairing: spec.pairing, scaling, magnitude })
+    }
+
+    /// What layers with a window turn by, where that is something else.
+    pub(super) fn local(&self, keys: &Keys<'_>, spec: &Spec) -> Result<Option<Self>, ModelError> {
+        const KEY: &str = "rope.freq_base_swa";
+        let Windows::Pattern { local_rope_base, .. } = spec.windows else { return Ok(None) };
+        let base = keys.f64(KEY)?.unwrap_or(local_rope_base);
+        if !base.is_finite() || base <= 1.0 {
+            return Err(keys.bad(KEY, base, "it should be more than 1".to_owned()));
+        }
+        Ok(Some(Self { base, scaling: RopeScaling::None, ..*self }))
     }
 
     /// Radians per token of each pair, `dims / 2` of them, with all scaling in them.
     ///
-    /// `factors` are the values of `rope_freqs.weight`, which divide the frequencies; pairs beyond
-    /// their end are not divided.
+    /// `factors` are the values of [`Model::rope_factors`](super::Model::rope_factors), which
+    /// divide the frequencies; pairs beyond their end are not divided.
     pub fn inverse_frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
         let dims = f64::from(self.dims);
         (0..self.dims / 2)
@@ -99,14 +105,14 @@ impl Rope {
             .collect()
     }
 
-    /// What the turned floats are multiplied by: 1, except with YaRN.
+    /// What the turned floats are multiplied by: the file's magnitude, and with YaRN what follows
+    /// from its factor.
     pub fn attention_factor(&self) -> f32 {
-        match self.scaling {
-            RopeScaling::Yarn { factor, attention_factor, .. } => {
-                ((1.0 + 0.1 * factor.ln()) * attention_factor) as f32
-            }
+        let yarn = match self.scaling {
+            RopeScaling::Yarn { factor, .. } => 1.0 + 0.1 * factor.ln(),
             _ => 1.0,
-        }
+        };
+        (yarn * self.magnitude) as f32
     }
 
     /// How much of a pair's frequency YaRN keeps, from 0 to 1.
@@ -128,7 +134,7 @@ impl Rope {
 }
 
 impl RopeScaling {
-    fn read(keys: &Keys<'_>, context_length: u32) -> Result<Self, ModelError> {
+    fn read(keys: &Keys<'_>, spec: &Spec, context_length: u32) -> Result<Self, ModelError> {
         // Files from before the key had a type were all linear, under another name.
         let kind = keys.str("rope.scaling.type")?.unwrap_or("linear");
         let factor = match keys.f64("rope.scaling.factor")? {
@@ -141,26 +147,17 @@ impl RopeScaling {
             let expected = "it should be at least 1".to_owned();
             return Err(keys.bad("rope.scaling.factor", factor, expected));
         }
-        let positive = |suffix: &str, default: f64| {
-            let value = keys.f64(suffix)?.unwrap_or(default);
-            if !value.is_finite() || value <= 0.0 {
-                return Err(keys.bad(suffix, value, "it should be positive".to_owned()));
-            }
-            Ok(value)
-        };
         match kind {
             "none" => Ok(Self::None),
+            // All there is to it is in the tensors of factors.
+            "longrope" if spec.long_rope && factor == 1.0 => Ok(Self::None),
             "linear" if factor == 1.0 => Ok(Self::None),
             "linear" => Ok(Self::Linear { factor }),
             "yarn" => Ok(Self::Yarn {
                 factor,
-                original_context_tokens: keys
-                    .u32("rope.scaling.original_context_length")?
-                    .filter(|&tokens| tokens > 0)
-                    .unwrap_or(context_length),
-                beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
-                beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
-                attention_factor: positive("rope.scaling.attn_factor", 1.0)?,
+                original_context_tokens: original_context_tokens(keys, context_length)?,
+                beta_fast: positive(keys, "rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: positive(keys, "rope.scaling.yarn_beta_slow", 1.0)?,
             }),
             other => {
                 let feature = format!("rope scaling of the kind {other:?}");
@@ -170,12 +167,29 @@ impl RopeScaling {
     }
 }
 
+/// Tokens of the context that the model was first trained on.
+pub(super) fn original_context_tokens(
+    keys: &Keys<'_>,
+    context_length: u32,
+) -> Result<u32, ModelError> {
+    let tokens = keys.u32("rope.scaling.original_context_length")?;
+    Ok(tokens.filter(|&tokens| tokens > 0).unwrap_or(context_length))
+}
+
+fn positive(keys: &Keys<'_>, suffix: &str, default: f64) -> Result<f64, ModelError> {
+    let value = keys.f64(suffix)?.unwrap_or(default);
+    if !value.is_finite() || value <= 0.0 {
+        return Err(keys.bad(suffix, value, "it should be positive".to_owned()));
+    }
+    Ok(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> Rope {
-        Rope { dims: 128, base: 10000.0, pairing: RopePairing::Halves, scaling }
+        Rope { dims: 128, base: 10000.0, pairing: RopePairing::Halves, scaling, magnitude: 1.0 }
     }
 
     #[test]
@@ -205,7 +219,6 @@ mod tests {
             original_context_tokens: 4096,
             beta_fast: 32.0,
             beta_slow: 1.0,
-            attention_factor: 1.0,
         });
         let plain = rope(RopeScaling::None).inverse_frequencies(None);
         let scaled = yarn.inverse_frequencies(None);
@@ -215,5 +228,7 @@ mod tests {
         assert!(scaled[46..].iter().zip(&plain[46..]).all(|(s, p)| *s == p / 4.0));
         assert!((yarn.attention_factor() - 1.138_629_4).abs() < 1e-6);
         assert_eq!(rope(RopeScaling::None).attention_factor(), 1.0);
+        let larger = Rope { magnitude: 1.25, ..rope(RopeScaling::None) };
+        assert_eq!(larger.attention_factor(), 1.25);
     }
 }

@@ -71,11 +71,12 @@ pub fn scan_scales(gguf: &Gguf, matrix: &TensorRef) -> Result<ScaleScan, GgufErr
     let block_bytes = u64::from(matrix.ty.block_bytes());
     // A whole number of blocks, about a MiB.
     let piece_bytes = ((1 << 20) / block_bytes).max(1) * block_bytes;
-    let mut piece = vec![0; piece_bytes.min(info.n_bytes()) as usize];
+    let mut piece = vec![0; piece_bytes.min(matrix.n_bytes()) as usize];
     let mut scan = ScaleScan::default();
-    let mut first_byte = 0;
-    while first_byte < info.n_bytes() {
-        let n = piece_bytes.min(info.n_bytes() - first_byte) as usize;
+    let mut first_byte = matrix.first_byte();
+    let end_byte = first_byte + matrix.n_bytes();
+    while first_byte < end_byte {
+        let n = piece_bytes.min(end_byte - first_byte) as usize;
         gguf.read_tensor(info, first_byte, &mut piece[..n])?;
         let found = non_finite_scales(matrix.ty, &piece[..n]);
         scan.n_scales += found.n_scales;

@@ -3,9 +3,10 @@
 use q4k_soa::WeightType;
 
 use super::architecture::{Presence, Spec};
-use super::config::ModelConfig;
+use super::config::{Keys, ModelConfig};
 use super::error::ModelError;
-use super::{Layer, Model, QkNorm, QkvBias, TensorRef, VectorRef};
+use super::rope::original_context_tokens;
+use super::{Layer, LongRope, Model, QkNorm, QkvBias, TensorRef, VectorRef};
 use crate::gguf::{Gguf, TensorInfo};
 
 /// Looks tensors up by name and remembers which were asked for.
@@ -38,7 +39,7 @@ impl<'g> Finder<'g> {
             let supported: Vec<_> = WeightType::ALL.iter().map(|ty| ty.name()).collect();
             return Err(unsupported_type(info, supported.join(", ")));
         };
-        Ok(Some(TensorRef { index, ty, n_out, n_in }))
+        Ok(Some(TensorRef { index, ty, first_row: 0, n_out, n_in }))
     }
 
     fn matrix(&mut self, name: &str, n_out: u32, n_in: u32) -> Result<TensorRef, ModelError> {
@@ -66,10 +67,10 @@ impl<'g> Finder<'g> {
     }
 
     /// The names of the tensors that nothing asked for, unless one of them must not be ignored.
-    pub(super) fn extra(self, spec: &Spec) -> Result<Vec<String>, ModelError> {
+    pub(super) fn extra(self) -> Result<Vec<String>, ModelError> {
         let unused = self.gguf.tensors().iter().zip(&self.used).filter(|(_, used)| !**used);
         unused
-            .map(|(tensor, _)| match changes_the_result(tensor.name(), spec) {
+            .map(|(tensor, _)| match changes_the_result(tensor.name()) {
                 true => Err(ModelError::UnsupportedTensor { tensor: tensor.name().to_owned() }),
                 false => Ok(tensor.name().to_owned()),
             })
@@ -78,7 +79,7 @@ impl<'g> Finder<'g> {
 }
 
 /// Whether a tensor that nothing reads shows that the model computes something else.
-fn changes_the_result(name: &str, spec: &Spec) -> bool {
+fn changes_the_result(name: &str) -> bool {
     let name = match name.strip_prefix("blk.") {
         // The layer's number is followed by the tensor's own name.
         Some(rest) => rest.split_once('.').map_or(rest, |(_, own)| own),
@@ -91,8 +92,7 @@ fn changes_the_result(name: &str, spec: &Spec) -> bool {
         || name.starts_with("rope_factors_")
         || name.starts_with("post_")
         || name.ends_with("_sub_norm.weight")
-        || (spec.qk_norm == Presence::Absent
-            && matches!(name, "attn_q_norm.weight" | "attn_k_norm.weight"))
+        || matches!(name, "attn_q_norm.weight" | "attn_k_norm.weight")
 }
 
 /// Finds every tensor that a step of the model reads.
@@ -106,6 +106,7 @@ pub(super) fn find(
     let output = finder.optional_matrix("output.weight", n_vocab, n_embd)?.unwrap_or(embed);
     let output_norm = finder.vector("output_norm.weight", n_embd)?;
     let rope_freqs = finder.optional_vector("rope_freqs.weight", config.rope.dims / 2)?;
+    let long_rope = if spec.long_rope { find_long_rope(finder, spec, &config)? } else { None };
     // Not reserved: the count is the file's, and the first missing layer ends the search.
     let mut layers = Vec::new();
     for index in 0..config.n_layer {
@@ -117,11 +118,37 @@ pub(super) fn find(
         output_norm,
         output,
         rope_freqs,
+        long_rope,
         layers,
         extra_tensors: Vec::new(),
         n_params: 0,
         file_type: None,
     })
+}
+
+/// Two vectors or none.
+fn find_long_rope(
+    finder: &mut Finder<'_>,
+    spec: &Spec,
+    config: &ModelConfig,
+) -> Result<Option<LongRope>, ModelError> {
+    const LONG: &str = "rope_factors_long.weight";
+    const SHORT: &str = "rope_factors_short.weight";
+    let keys = Keys { metadata: finder.gguf.metadata(), prefix: spec.name };
+    let n_pairs = config.rope.dims / 2;
+    let long = finder.optional_vector(LONG, n_pairs)?;
+    let short = finder.optional_vector(SHORT, n_pairs)?;
+    let missing = |tensor: &str| Err(ModelError::MissingTensor { tensor: tensor.to_owned() });
+    match (short, long) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => missing(SHORT),
+        (Some(_), None) => missing(LONG),
+        (Some(short), Some(long)) => Ok(Some(LongRope {
+            short,
+            long,
+            original_context_tokens: original_context_tokens(&keys, config.context_length)?,
+        })),
+    }
 }
 
 fn find_layer(
@@ -148,18 +175,48 @@ fn find_layer(
             k: finder.vector(&name("attn_k_norm.weight"), config.head_dim)?,
         }),
     };
+    let post_norm = |finder: &mut Finder<'_>, own: &str| match spec.post_norms {
+        Presence::Absent => Ok(None),
+        Presence::Required => finder.vector(&name(own), n_embd).map(Some),
+    };
+    // Some files have the rows of q, k and v in one tensor, whatever the architecture.
+    let qkv_rows = q_elems.saturating_add(kv_elems.saturating_mul(2));
+    let [q, k, v] = match finder.optional_matrix(&name("attn_qkv.weight"), qkv_rows, n_embd)? {
+        Some(qkv) => [
+            qkv.rows(0, q_elems),
+            qkv.rows(q_elems, kv_elems),
+            qkv.rows(q_elems.saturating_add(kv_elems), kv_elems),
+        ],
+        None => [
+            finder.matrix(&name("attn_q.weight"), q_elems, n_embd)?,
+            finder.matrix(&name("attn_k.weight"), kv_elems, n_embd)?,
+            finder.matrix(&name("attn_v.weight"), kv_elems, n_embd)?,
+        ],
+    };
+    let [gate, up] = if spec.gate_in_up {
+        let both = finder.matrix(&name("ffn_up.weight"), n_ff.saturating_mul(2), n_embd)?;
+        [both.rows(0, n_ff), both.rows(n_ff, n_ff)]
+    } else {
+        [
+            finder.matrix(&name("ffn_gate.weight"), n_ff, n_embd)?,
+            finder.matrix(&name("ffn_up.weight"), n_ff, n_embd)?,
+        ]
+    };
     Ok(Layer {
         attn_norm: finder.vector(&name("attn_norm.weight"), n_embd)?,
-        q: finder.matrix(&name("attn_q.weight"), q_elems, n_embd)?,
-        k: finder.matrix(&name("attn_k.weight"), kv_elems, n_embd)?,
-        v: finder.matrix(&name("attn_v.weight"), kv_elems, n_embd)?,
+        q,
+        k,
+        v,
         o: finder.matrix(&name("attn_output.weight"), n_embd, q_elems)?,
         qkv_bias,
         qk_norm,
+        post_attn_norm: post_norm(finder, "post_attention_norm.weight")?,
         ffn_norm: finder.vector(&name("ffn_norm.weight"), n_embd)?,
-        gate: finder.matrix(&name("ffn_gate.weight"), n_ff, n_embd)?,
-        up: finder.matrix(&name("ffn_up.weight"), n_ff, n_embd)?,
+        gate,
+        up,
         down: finder.matrix(&name("ffn_down.weight"), n_embd, n_ff)?,
+        post_ffn_norm: post_norm(finder, "post_ffw_norm.weight")?,
+        window_tokens: config.window_tokens(index),
     })
 }
 

@@ -1,0 +1,184 @@
+//! Every architecture, feature and weight type against a float64 program that shares no code with
+//! this one (`tools/reference`), on small synthetic files, and on a real one where it is there.
+
+use std::path::{Path, PathBuf};
+
+use decode_graph::Numerics;
+use lane::gguf::Gguf;
+use lane::tokenizer::{Special, Tokenizer, Vocabulary};
+use lane::{
+    BackendChoice, DriveMode, GenerateOptions, Lane, LaneOptions, ModelFile, PlanOptions, Sampling,
+};
+use serde::Deserialize;
+
+/// Files that the decode step cannot compute yet, and the words of their refusal. A file that
+/// starts to load has to leave this list.
+const REFUSED_UNTIL_THE_STEP_CAN: &[(&str, &str)] = &[
+    ("gemma3", "norms after attention and after the feed-forward part"),
+    ("gemma3-linear", "norms after attention and after the feed-forward part"),
+    ("phi3", "tensors that hold several matrices"),
+    ("phi3-longrope", "a sliding window of attention"),
+    ("gemma-3-270m-q4_k_m", "norms after attention and after the feed-forward part"),
+];
+
+/// A real file, not part of the repository; `target/models` is where the tools put it.
+const REAL: &str = "gemma-3-270m-q4_k_m";
+
+#[derive(Deserialize)]
+struct Gold {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: String,
+    ids: Vec<u32>,
+    nll_mean: f64,
+    top: Vec<(usize, f64)>,
+    probe: Vec<(usize, f64)>,
+    greedy: Vec<u32>,
+    greedy_margin: Vec<f64>,
+}
+
+impl Case {
+    /// Relative L2 distance of logits from the reference, over `top` and `probe` together.
+    fn error(&self, logits: &[f32]) -> f64 {
+        let points = || self.top.iter().chain(&self.probe);
+        let distance: f64 =
+            points().map(|&(id, value)| (f64::from(logits[id]) - value).powi(2)).sum();
+        let norm: f64 = points().map(|&(_, value)| value.powi(2)).sum();
+        (distance / norm).sqrt()
+    }
+}
+
+struct Reference {
+    name: String,
+    path: PathBuf,
+    cases: Vec<Case>,
+}
+
+impl Reference {
+    fn read(json: &Path, model: PathBuf) -> Self {
+        let Gold { cases } = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert!(!cases.is_empty());
+        let name = json.file_stem().unwrap().to_str().unwrap().to_owned();
+        Self { name, path: model, cases }
+    }
+
+    /// Why the file should be refused, if it should.
+    fn refusal(&self) -> Option<&'static str> {
+        let row = REFUSED_UNTIL_THE_STEP_CAN.iter().find(|(name, _)| *name == self.name);
+        row.map(|(_, words)| *words)
+    }
+
+    fn load(&self, numerics: Numerics) -> Lane {
+        let plan = PlanOptions { numerics, ..Default::default() };
+        let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
+        ModelFile::open(Some(&self.path)).unwrap().load(&options, &mut |_| {}).unwrap()
+    }
+
+    fn check_logits(&self, numerics: Numerics, tolerance: f64) {
+        let lane = self.load(numerics);
+        for case in &self.cases {
+            let evaluation = lane.evaluate(&case.ids).unwrap();
+            let error = case.error(&evaluation.logits);
+            println!("{} {numerics:?}: relative L2 error {error:.2e}", self.name);
+            assert!(error < tolerance, "{}: {error}", self.name);
+            let nll_error = (evaluation.nll_mean.unwrap() / case.nll_mean - 1.0).abs();
+            assert!(nll_error < tolerance, "{}: {nll_error}", self.name);
+        }
+    }
+
+    /// Up to the first step that is nearly a tie and may fall either way in f32.
+    fn check_greedy(&self) {
+        let lane = self.load(Numerics::Exact);
+        for case in &self.cases {
+            let sure = case.greedy_margin.iter().take_while(|&&margin| margin >= 0.001).count();
+            assert!(sure > 0);
+            let options = GenerateOptions {
+                n_tokens: case.greedy.len() as u32,
+                sampling: Sampling::GREEDY,
+                drive: DriveMode::SelfAdvance,
+                ignore_end: true,
+                ..Default::default()
+            };
+            let tokens = lane.generate(&case.ids, options).unwrap();
+            let ids: Vec<u32> = tokens.map(|token| token.unwrap().id).collect();
+            assert_eq!(ids[..sure], case.greedy[..sure], "{} {}", self.name, case.prompt);
+        }
+    }
+}
+
+/// The synthetic files, and the real one where it is there.
+fn references() -> Vec<Reference> {
+    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = std::fs::read_dir(crate_dir.join("tests/reference-files")).unwrap();
+    let mut paths: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let json = paths.iter().filter(|path| path.extension().is_some_and(|ext| ext == "json"));
+    let mut references: Vec<Reference> =
+        json.map(|json| Reference::read(json, json.with_extension("gguf"))).collect();
+    let real = references.iter_mut().find(|reference| reference.name == REAL).unwrap();
+    real.path = crate_dir.join(format!("../../target/models/{REAL}.gguf"));
+    if !real.path.exists() {
+        println!("skipped: {REAL}.gguf is not in target/models");
+        references.retain(|reference| reference.name != REAL);
+    }
+    assert!(references.len() >= 22);
+    references
+}
+
+/// Those that load.
+fn loadable() -> impl Iterator<Item = Reference> {
+    references().into_iter().filter(|reference| reference.refusal().is_none())
+}
+
+#[test]
+fn every_architecture_and_type_has_a_file() {
+    let names: Vec<String> = references().into_iter().map(|reference| reference.name).collect();
+    for arch in ["llama", "qwen2", "qwen3", "gemma3", "phi3"] {
+        assert!(names.iter().any(|name| name.starts_with(arch)), "{arch}");
+    }
+    for ty in q4k_soa::WeightType::ALL {
+        let name = format!("llama-{}", ty.name().to_lowercase());
+        assert!(names.contains(&name), "{name}");
+    }
+}
+
+#[test]
+fn ids_are_the_references() {
+    for reference in references() {
+        let gguf = Gguf::open(&reference.path).unwrap();
+        let tokenizer = Tokenizer::new(Vocabulary::from_gguf(&gguf).unwrap()).unwrap();
+        for case in &reference.cases {
+            let ids = tokenizer.encode_prompt(&case.prompt, Special::AsText).unwrap();
+            assert_eq!(ids, case.ids, "{} {}", reference.name, case.prompt);
+        }
+    }
+}
+
+#[test]
+fn exact_logits_are_the_references() {
+    loadable().for_each(|reference| reference.check_logits(Numerics::Exact, 1e-4));
+}
+
+#[test]
+fn q8_logits_are_near_the_references() {
+    loadable().for_each(|reference| reference.check_logits(Numerics::Q8, 6e-2));
+}
+
+#[test]
+fn exact_greedy_continuations_are_the_references() {
+    loadable().for_each(|reference| reference.check_greedy());
+}
+
+#[test]
+fn what_the_step_cannot_compute_is_refused_in_one_sentence() {
+    for reference in references() {
+        let Some(words) = reference.refusal() else { continue };
+        let refusal = ModelFile::open(Some(&reference.path)).err().expect(&reference.name);
+        let refusal = refusal.to_string();
+        assert!(refusal.contains(words), "{}: {refusal}", reference.name);
+        assert!(!refusal.contains('\n'));
+    }
+}
