@@ -11,13 +11,19 @@ modules! {
     ("attention", "compute_90", "8.4", 0xd5601c416e12be40, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
     ("attention_combine", "compute_80", "8.4", 0xf3da196826eb2687, include_str!("attention_combine.compute_80.ptx"), ["attention_combine"]);
     ("attention_combine", "compute_90", "8.4", 0x174b3ba6d2185739, include_str!("attention_combine.compute_90.ptx"), ["attention_combine"]);
-    ("embed", "compute_80", "8.4", 0xbd5eed9d23bb20e5, include_str!("embed.compute_80.ptx"), ["embed"]);
-    ("embed", "compute_90", "8.4", 0x34de1c2f77381385, include_str!("embed.compute_90.ptx"), ["embed"]);
-    ("gemv_f32", "compute_80", "8.4", 0x40fa87b440c38f9d, include_str!("gemv_f32.compute_80.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
-    ("gemv_f32", "compute_90", "8.4", 0x3e2fad06267fbd22, include_str!("gemv_f32.compute_90.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
-    ("gemv_q8", "compute_80", "8.4", 0x87f4bda74dba554d, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
-    ("gemv_q8", "compute_90", "8.4", 0x4017db1dec40a6a0, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
-    ("persistent_sm90", "compute_90", "8.4", 0x2daf3cf9273f7018, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
+    ("embed", "compute_80", "8.4", 0x93603f072aea20db, include_str!("embed.compute_80.ptx"), ["embed"]);
+    ("embed", "compute_90", "8.4", 0x80773b551841d0fd, include_str!("embed.compute_90.ptx"), ["embed"]);
+    ("gemv_f32", "compute_80", "8.4", 0x3583dedc611ff9a8, include_str!("gemv_f32.compute_80.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
+    ("gemv_f32", "compute_90", "8.4", 0x3c7290faf3bc7e11, include_str!("gemv_f32.compute_90.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
+    ("gemv_norm", "compute_80", "8.4", 0x20b59927098313be, include_str!("gemv_norm.compute_80.ptx"), ["gemv_norm"]);
+    ("gemv_norm", "compute_90", "8.4", 0xc652114a490440ca, include_str!("gemv_norm.compute_90.ptx"), ["gemv_norm"]);
+    ("gemv_norm_swiglu", "compute_80", "8.4", 0xb446566893d1d54e, include_str!("gemv_norm_swiglu.compute_80.ptx"), ["gemv_norm_swiglu"]);
+    ("gemv_norm_swiglu", "compute_90", "8.4", 0x71133b9994597f60, include_str!("gemv_norm_swiglu.compute_90.ptx"), ["gemv_norm_swiglu"]);
+    ("gemv_q8", "compute_80", "8.4", 0x39dbfb0e5af33b6e, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_q8", "compute_90", "8.4", 0x8e2b0907c0a26f84, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_residual", "compute_80", "8.4", 0x7a6e2366a2763694, include_str!("gemv_residual.compute_80.ptx"), ["gemv_residual"]);
+    ("gemv_residual", "compute_90", "8.4", 0xd9e122d08d789f87, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
+    ("persistent_sm90", "compute_90", "8.4", 0x1f17f009f78a5b9b, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x0658de9d3643489e, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0xbcd6d9c877e59608, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
     ("rms_norm", "compute_80", "8.4", 0xedf98d70da7bdae9, include_str!("rms_norm.compute_80.ptx"), ["rms_norm"]);
@@ -26,6 +32,6 @@ modules! {
     ("rms_norm_q8", "compute_90", "8.4", 0x6f0e1ebfff5fdcd4, include_str!("rms_norm_q8.compute_90.ptx"), ["rms_norm_q8"]);
     ("rope_append", "compute_80", "8.4", 0x2d0c6c2995d02437, include_str!("rope_append.compute_80.ptx"), ["rope_append_f32", "rope_append_f16"]);
     ("rope_append", "compute_90", "8.4", 0x8ca9eaa1004b7c33, include_str!("rope_append.compute_90.ptx"), ["rope_append_f32", "rope_append_f16"]);
-    ("sample", "compute_80", "8.4", 0xd957c8e7cab17c21, include_str!("sample.compute_80.ptx"), ["sample"]);
-    ("sample", "compute_90", "8.4", 0x03f8112a111496b0, include_str!("sample.compute_90.ptx"), ["sample"]);
+    ("sample", "compute_80", "8.4", 0x01911a217e1c2bc7, include_str!("sample.compute_80.ptx"), ["sample"]);
+    ("sample", "compute_90", "8.4", 0xfa86bc876bf34b80, include_str!("sample.compute_90.ptx"), ["sample"]);
 }

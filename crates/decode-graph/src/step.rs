@@ -135,6 +135,13 @@ enum Epilogue {
     Swiglu,
 }
 
+/// Up to three matrices with one input, as numbers; 0 for those that are not there.
+struct Matrices {
+    types: [u32; 3],
+    rows: [u32; 3],
+    n_in: u32,
+}
+
 struct Recorder<'a> {
     plan: &'a StepPlan,
     kv: &'a KvArena,
@@ -157,6 +164,17 @@ macro_rules! launch {
 }
 
 impl Recorder<'_> {
+    /// The matrices of a product as numbers, checked to fit each other.
+    fn matrices(&self, what: &'static str, parts: &[WeightRef]) -> Result<Matrices, RecordError> {
+        let (mut types, mut rows, n_in) = ([0; 3], [0; 3], parts[0].shape.n_in);
+        for (index, part) in parts.iter().enumerate() {
+            self.planes(what, part)?;
+            expect("row length", n_in.into(), part.shape.n_in.into())?;
+            (types[index], rows[index]) = (part.weight_type.ggml_id(), part.shape.n_out);
+        }
+        Ok(Matrices { types, rows, n_in })
+    }
+
     fn planes(&self, what: &'static str, matrix: &WeightRef) -> Result<(), RecordError> {
         let (expected, found) = (LayoutId::PLANES, matrix.layout);
         if found == expected {
@@ -206,13 +224,18 @@ impl Recorder<'_> {
         inverse_frequencies: View,
     ) -> Result<(), RecordError> {
         let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
-        let input = self.norm("attention norm", arena.hidden_a, layer.attn_norm, plan.n_tokens)?;
         let parts = [layer.q, layer.k, layer.v];
         for (part, rows) in parts.iter().zip([d.q_elems(), d.kv_elems(), d.kv_elems()]) {
             expect("rows of q, k or v", rows.into(), part.shape.n_out.into())?;
         }
         let (tokens, bias) = (plan.n_tokens, layer.qkv_bias);
-        self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
+        let (x, norm) = (arena.hidden_a, layer.attn_norm);
+        if self.fuses(&parts, tokens) {
+            self.gemv_norm("qkv", &parts, x, norm, bias, arena.qkv)?;
+        } else {
+            let input = self.norm("attention norm", x, norm, tokens)?;
+            self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
+        }
 
         let (rope, attention, kv_elem_bytes) = match plan.kv.kv_type() {
             KvType::F32 => (Kernel::RopeAppendF32, Kernel::AttentionF32, 4),
@@ -278,23 +301,42 @@ impl Recorder<'_> {
             n_segments: plan.n_segments,
         };
         launch!(self, "attention combine", Kernel::AttentionCombine, args);
+        let (residual, out) = (arena.hidden_a, arena.hidden_b);
+        if self.fuses(&[layer.o], tokens) {
+            return self.gemv_residual(
+                "output projection",
+                layer.o,
+                arena.attention,
+                residual,
+                out,
+            );
+        }
         let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
-        let residual = Epilogue::Add(arena.hidden_a);
-        self.gemv("output projection", &[layer.o], input, None, residual, arena.hidden_b, tokens)
+        let residual = Epilogue::Add(residual);
+        self.gemv("output projection", &[layer.o], input, None, residual, out, tokens)
     }
 
     fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
-        let tokens = plan.n_tokens;
-        let input = self.norm("feed-forward norm", arena.hidden_b, layer.ffn_norm, tokens)?;
+        let (tokens, mid) = (plan.n_tokens, arena.ffn_mid);
         let parts = [layer.gate, layer.up];
         for part in parts {
             expect("rows of gate or up", plan.dims.n_ff.into(), part.shape.n_out.into())?;
         }
-        self.gemv("gate and up", &parts, input, None, Epilogue::Swiglu, arena.ffn_mid, tokens)?;
-        let input = self.activation("feed-forward q8", arena.ffn_mid, plan.dims.n_ff)?;
-        let residual = Epilogue::Add(arena.hidden_b);
-        self.gemv("down projection", &[layer.down], input, None, residual, arena.hidden_a, tokens)
+        let (x, norm) = (arena.hidden_b, layer.ffn_norm);
+        if self.fuses(&parts, tokens) && layer.gate.weight_type == layer.up.weight_type {
+            self.gemv_norm_swiglu("gate and up", parts, x, norm, mid)?;
+        } else {
+            let input = self.norm("feed-forward norm", x, norm, tokens)?;
+            self.gemv("gate and up", &parts, input, None, Epilogue::Swiglu, mid, tokens)?;
+        }
+        let (residual, out) = (arena.hidden_b, arena.hidden_a);
+        if self.fuses(&[layer.down], tokens) {
+            return self.gemv_residual("down projection", layer.down, mid, residual, out);
+        }
+        let input = self.activation("feed-forward q8", mid, plan.dims.n_ff)?;
+        let residual = Epilogue::Add(residual);
+        self.gemv("down projection", &[layer.down], input, None, residual, out, tokens)
     }
 
     fn head(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
@@ -305,10 +347,14 @@ impl Recorder<'_> {
         let row_bytes = u64::from(plan.dims.n_embd) * 4;
         let last = u64::from(plan.n_tokens - 1) * row_bytes;
         let hidden = self.slice("output norm", arena.hidden_a, last..last + row_bytes)?;
-        let input = self.norm("output norm", hidden, weights.output_norm, 1)?;
         expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
-        let output = [weights.output];
-        self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, 1)?;
+        let (output, norm) = ([weights.output], weights.output_norm);
+        if self.fuses(&output, 1) {
+            self.gemv_norm("logits", &output, hidden, norm, None, arena.logits)?;
+        } else {
+            let input = self.norm("output norm", hidden, norm, 1)?;
+            self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, 1)?;
+        }
         self.choose_and_advance()
     }
 
@@ -345,6 +391,89 @@ impl Recorder<'_> {
             max_context_tokens: plan.kv.max_context_tokens(),
         };
         launch!(self, "advance", Kernel::Advance, args);
+        Ok(())
+    }
+
+    /// Whether a product of these matrices and `n_tokens` vectors takes its input as it comes, and
+    /// norms or quantises it itself.
+    fn fuses(&self, parts: &[WeightRef], n_tokens: u32) -> bool {
+        let grouped = parts.iter().all(|part| ops::is_grouped(part.weight_type));
+        self.plan.numerics == Numerics::Q8 && n_tokens == 1 && grouped
+    }
+
+    fn gemv_norm(
+        &mut self,
+        what: &'static str,
+        parts: &[WeightRef],
+        x: View,
+        norm: View,
+        bias: Option<View>,
+        out: View,
+    ) -> Result<(), RecordError> {
+        let matrices = self.matrices(what, parts)?;
+        let numbered = [0, 1, 2].map(|i| (matrices.types[i], matrices.rows[i]));
+        let [blocks0, blocks1, blocks2] =
+            ops::gemv_norm::blocks(numbered, matrices.n_in, self.device);
+        let args = ops::gemv_norm::Args {
+            w0: parts[0].view,
+            w1: parts.get(1).map(|w| w.view),
+            w2: parts.get(2).map(|w| w.view),
+            x,
+            norm,
+            bias,
+            out,
+            type0: matrices.types[0],
+            type1: matrices.types[1],
+            type2: matrices.types[2],
+            n_out0: matrices.rows[0],
+            n_out1: matrices.rows[1],
+            n_out2: matrices.rows[2],
+            blocks0,
+            blocks1,
+            blocks2,
+            n_in: matrices.n_in,
+            eps: self.plan.norm_eps,
+        };
+        launch!(self, what, Kernel::GemvNorm, args);
+        Ok(())
+    }
+
+    fn gemv_norm_swiglu(
+        &mut self,
+        what: &'static str,
+        parts: [WeightRef; 2],
+        x: View,
+        norm: View,
+        out: View,
+    ) -> Result<(), RecordError> {
+        let Matrices { types, rows, n_in } = self.matrices(what, &parts)?;
+        let args = ops::gemv_norm_swiglu::Args {
+            gate: parts[0].view,
+            up: parts[1].view,
+            x,
+            norm,
+            out,
+            ggml_type: types[0],
+            n_out: rows[0],
+            n_in,
+            eps: self.plan.norm_eps,
+        };
+        launch!(self, what, Kernel::GemvNormSwiglu, args);
+        Ok(())
+    }
+
+    fn gemv_residual(
+        &mut self,
+        what: &'static str,
+        w: WeightRef,
+        x: View,
+        residual: View,
+        out: View,
+    ) -> Result<(), RecordError> {
+        let (ggml_type, shape) = (w.weight_type.ggml_id(), w.shape);
+        let (n_out, n_in) = (shape.n_out, shape.n_in);
+        let args = ops::gemv_residual::Args { w: w.view, x, residual, out, ggml_type, n_out, n_in };
+        launch!(self, what, Kernel::GemvResidual, args);
         Ok(())
     }
 
@@ -394,17 +523,11 @@ impl Recorder<'_> {
         out: View,
         n_tokens: u32,
     ) -> Result<(), RecordError> {
-        let n_in = parts[0].shape.n_in;
-        for part in parts {
-            self.planes(what, part)?;
-            expect("row length", n_in.into(), part.shape.n_in.into())?;
-        }
+        let Matrices { types, rows, n_in } = self.matrices(what, parts)?;
         let part = |index: usize| parts.get(index);
-        let ggml_type = |index| part(index).map_or(0, |w| w.weight_type.ggml_id());
-        let rows = |index| part(index).map_or(0, |w| w.shape.n_out);
         let n_rows = match epilogue {
-            Epilogue::Swiglu => rows(0),
-            _ => rows(0) + rows(1) + rows(2),
+            Epilogue::Swiglu => rows[0],
+            _ => rows.iter().sum(),
         };
         let (store, residual) = match epilogue {
             Epilogue::Add(residual) => (1, Some(residual)),
@@ -422,12 +545,12 @@ impl Recorder<'_> {
                     bias,
                     residual,
                     out,
-                    type0: ggml_type(0),
-                    type1: ggml_type(1),
-                    type2: ggml_type(2),
-                    n_out0: rows(0),
-                    n_out1: rows(1),
-                    n_out2: rows(2),
+                    type0: types[0],
+                    type1: types[1],
+                    type2: types[2],
+                    n_out0: rows[0],
+                    n_out1: rows[1],
+                    n_out2: rows[2],
                     n_rows,
                     n_in,
                     n_tokens,

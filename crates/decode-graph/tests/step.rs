@@ -169,7 +169,7 @@ fn weights_that_contradict_the_plan_are_refused() {
     let mut tiny = Tiny::new(Numerics::Q8, KvType::F16, false, 1);
     tiny.weights.output_norm = tiny.weights.output_norm.slice(0..4).unwrap();
     let error = record(&tiny).to_string();
-    assert!(error.contains("output norm") && error.contains("1024"), "{error}");
+    assert!(error.contains("logits") && error.contains("1024"), "{error}");
 }
 
 #[test]

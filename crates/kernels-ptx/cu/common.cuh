@@ -21,6 +21,9 @@ using Global = T*;
 
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
+// The bytes of shared memory that the launch asks for.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) u8 name[]
+
 // The V at an address, in one access; the address is a multiple of V's size.
 template <class V, class T>
 __device__ __forceinline__ V load(const T* from) {
@@ -32,10 +35,72 @@ __device__ __forceinline__ void store(T* to, V value) {
     *reinterpret_cast<V*>(to) = value;
 }
 
-// As load, of memory that no kernel of the step writes: weights. Allowed before wait_for_inputs().
+// As load, of memory that no kernel of the step writes: weights. Allowed before wait_for_inputs(),
+// and not moved behind it by the compiler. What is 8 bytes or more is taken to be read once.
 template <class V, class T>
 __device__ __forceinline__ V load_constant(const T* from) {
-    return __ldg(reinterpret_cast<const V*>(from));
+    if constexpr (sizeof(V) == 16) {
+        u32 a, b, c, d;
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                     : "l"(from));
+        return {a, b, c, d};
+    } else if constexpr (sizeof(V) == 8) {
+        u32 a, b;
+        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(a), "=r"(b)
+                     : "l"(from));
+        return {a, b};
+    } else if constexpr (sizeof(V) == 4) {
+        u32 bits;
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bits) : "l"(from));
+        return reinterpret_cast<const V&>(bits);
+    } else {
+        static_assert(sizeof(V) == 2, "no such access");
+        V bits;
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(bits) : "l"(from));
+        return bits;
+    }
+}
+
+// As load_constant, if the condition holds; else the value stays. No branch.
+__device__ __forceinline__ void load_constant_if(bool condition, const u8* from, uint4& value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+        "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+        : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+        : "l"(from), "r"(u32(condition)));
+}
+__device__ __forceinline__ void load_constant_if(bool condition, const u8* from, uint2& value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+        "@p ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n\t}"
+        : "+r"(value.x), "+r"(value.y)
+        : "l"(from), "r"(u32(condition)));
+}
+__device__ __forceinline__ void load_constant_if(bool condition, const u8* from, u32& value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t@p ld.global.nc.u32 %0, [%1];\n\t}"
+        : "+r"(value)
+        : "l"(from), "r"(u32(condition)));
+}
+__device__ __forceinline__ void load_constant_if(bool condition, const u8* from, u16& value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t@p ld.global.nc.u16 %0, [%1];\n\t}"
+        : "+h"(value)
+        : "l"(from), "r"(u32(condition)));
+}
+
+// sum + the products of four unsigned and four signed bytes.
+__device__ __forceinline__ i32 dot_unsigned(u32 a, u32 b, i32 sum) {
+    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+
+// Brings what will be read soon, and no kernel of the step writes, nearer.
+template <class T>
+__device__ __forceinline__ void prefetch_constant(const T* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 __device__ __forceinline__ float half_to_float(u16 bits) {

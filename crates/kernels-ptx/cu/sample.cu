@@ -2,10 +2,10 @@
 //
 // The candidates are the top_k largest logits (0 or above 1024: 1024) in falling order, equal
 // logits by rising id, NaN as -infinity. With p_i = e^(logit_i - logit_first): the shortest run
-// from the front whose sum reaches top_p of all is kept (at least one), and it ends before the
-// first p_i < min_p. Then weight_i = e^((logit_i - logit_first) / temperature), and the first i is
-// taken whose running weight exceeds u * (sum of weights), u in [0, 1) from seed and position. A
-// temperature at or below 0 takes the first candidate.
+// from the front whose sum reaches top_p of all is kept (at least one; all if top_p is 1 or more),
+// and it ends before the first p_i < min_p. Then weight_i = e^((logit_i - logit_first) /
+// temperature), and the first i is taken whose running weight exceeds u * (sum of weights), u in
+// [0, 1) from seed and position. A temperature at or below 0 takes the first candidate.
 //
 // logits     [n_vocab]
 // sampling   [1]
@@ -188,7 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     running[i] = likelihood;
     accumulate(running, keep);
     if (i > 0 && i < keep) {
-        if (running[i - 1] >= pack.top_p * running[keep - 1] || likelihood < pack.min_p) {
+        // A sum may round to the whole before its end: top_p of 1 cuts nothing.
+        const bool reached = pack.top_p < 1.0f && running[i - 1] >= pack.top_p * running[keep - 1];
+        if (reached || likelihood < pack.min_p) {
             atomicMin(kept, i);
         }
     }

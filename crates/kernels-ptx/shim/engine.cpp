@@ -32,6 +32,31 @@ std::string named(const Allocation& allocation) {
 
 }  // namespace
 
+// A read of what other blocks wrote: each wrote it, met at a barrier, fenced and arrived; and so
+// did the reader, and met at a barrier behind that.
+static void check_published(const Allocation& allocation, uint64_t offset, unsigned size) {
+    const Launch& l = *launch;
+    const BlockRecord& reader = l.blocks.back();
+    for (uint64_t i = offset; i < offset + size; i++) {
+        const Cell& cell = allocation.cells[i];
+        if (!cell.initialised) {
+            fail(text("reads byte %lu of %s, uninitialised", static_cast<unsigned long>(i),
+                      named(allocation).c_str()));
+        }
+        const BlockRecord* writer = nullptr;
+        for (const BlockRecord& block : l.blocks) {
+            if (block.first_interval <= cell.write_interval) {
+                writer = &block;
+            }
+        }
+        const bool ordered = writer == nullptr || cell.write_interval < writer->published;
+        if (!ordered || reader.published == 0 || reader.published >= l.interval) {
+            fail(text("race: reads byte %lu of %s, which was not published",
+                      static_cast<unsigned long>(i), named(allocation).c_str()));
+        }
+    }
+}
+
 void access(const Allocation* allocation, const unsigned char* at, unsigned size, unsigned align,
             Access access) {
     count_step();
@@ -55,6 +80,10 @@ void access(const Allocation* allocation, const unsigned char* at, unsigned size
     }
     if (!allocation->shared && access != Access::Constant && !fibre.waited) {
         fail(text("%s %s before waiting for inputs", verb(access), named(*allocation).c_str()));
+    }
+    if (access == Access::Published) {
+        check_published(*allocation, offset, size);
+        return;
     }
     const Toucher now = {fibre.linear, launch->interval, launch->block_first_interval,
                          launch->warps[fibre.linear / 32].phase};
@@ -88,6 +117,19 @@ unsigned char* shared_array(const void* site, const char* name, size_t bytes,
         new SharedArray{site, std::move(memory), Allocation(name, base, bytes, true, true)});
     *allocation = &launch->shared_arrays.back()->allocation;
     return base;
+}
+
+unsigned char* dynamic_shared(const void* site, const char* name, const Allocation** allocation) {
+    return shared_array(site, name, launch->shared_bytes, allocation);
+}
+
+void fence() {
+    launch->blocks.back().fenced = launch->interval;
+}
+
+void arrive() {
+    BlockRecord& block = launch->blocks.back();
+    block.published = block.fenced;
 }
 
 void inputs_waited_for() {
@@ -264,6 +306,7 @@ void Launch::explain_deadlock() {
 void Launch::run_block(dim3 block) {
     interval++;
     block_first_interval = interval;
+    blocks.push_back({interval});
     shared_arrays.clear();
     n_done = n_at_barrier = 0;
     ready.clear();
@@ -356,7 +399,7 @@ struct ShimArg {
 // 0 when the kernel ran to its end and nothing was wrong. Otherwise `error` says what was.
 __attribute__((visibility("default"))) int shim_launch(const char* name, const uint32_t grid[3],
                                                        const uint32_t block[3],
-                                                       const ShimArg* args, size_t n_args,
+                                                       uint32_t shared_bytes, const ShimArg* args, size_t n_args,
                                                        uint64_t seed, int locate, char* error,
                                                        size_t error_bytes) {
     using namespace shim;
@@ -403,6 +446,7 @@ __attribute__((visibility("default"))) int shim_launch(const char* name, const u
     here.args = bound.data();
     here.grid = {grid[0], grid[1], grid[2]};
     here.block_dim = {block[0], block[1], block[2]};
+    here.shared_bytes = shared_bytes;
     here.random = seed | 1;
     here.steps_left = uint64_t(1) << 24;
     here.locate = locate != 0;

@@ -37,10 +37,17 @@ struct SharedArray {
     Allocation allocation;
 };
 
+// What a block did in intervals before `published` is ordered before what another block does that
+// arrives later. 0: nothing is.
+struct BlockRecord {
+    uint32_t first_interval, fenced = 0, published = 0;
+};
+
 struct Launch {
     const Kernel* kernel;
     const Arg* args;
     dim3 grid, block_dim;
+    uint32_t shared_bytes;
     uint64_t random;
     uint64_t steps_left;
     bool locate;
@@ -53,6 +60,7 @@ struct Launch {
     std::vector<std::unique_ptr<SharedArray>> shared_arrays;
     uint32_t n_done = 0, n_at_barrier = 0;
     uint32_t interval = 0, block_first_interval = 0;
+    std::vector<BlockRecord> blocks;  // that have begun, in that order
 
     std::string error;
     bool failed = false;

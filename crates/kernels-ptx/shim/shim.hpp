@@ -34,7 +34,7 @@ struct Thread {
 };
 extern __thread Thread* self;
 
-enum class Access { Read, Constant, Write, Atomic };
+enum class Access { Read, Constant, Published, Write, Atomic };
 enum class WarpOp { Xor, Up, Down, Index, Ballot, All, Any, Add, Min, Max, Sync };
 
 // Checks an access of the running thread. Does not return from a wrong one.
@@ -42,6 +42,9 @@ void access(const Allocation* allocation, const unsigned char* at, unsigned size
             Access access);
 unsigned char* shared_array(const void* site, const char* name, size_t bytes,
                             const Allocation** allocation);
+unsigned char* dynamic_shared(const void* site, const char* name, const Allocation** allocation);
+void fence();
+void arrive();
 void barrier(const char* file, int line);
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, unsigned operand, const char* file,
               int line);
@@ -125,6 +128,13 @@ Ptr<T> shared(const void* site, const char* name, size_t count) {
 }
 
 template <class T>
+Ptr<T> dynamic(const void* site, const char* name) {
+    const Allocation* allocation;
+    unsigned char* at = dynamic_shared(site, name, &allocation);
+    return {at, allocation};
+}
+
+template <class T>
 T warp_value(WarpOp op, unsigned mask, T value, unsigned operand, const char* file, int line) {
     static_assert(sizeof(T) <= 8, "warp operations move 32 or 64 bits");
     uint64_t bits = 0;
@@ -156,6 +166,10 @@ using Global = shim::Ptr<T>;
     static const char name##_site = 0; \
     const Global<T> name = shim::shared<T>(&name##_site, #name, count)
 
+#define DYNAMIC_SHARED(name)                                                     \
+    static const char name##_site = 0;                                           \
+    const Global<unsigned char> name = shim::dynamic<unsigned char>(&name##_site, #name)
+
 #define SHIM_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 // ---- what ../cu/common.cuh defines for CUDA ----
@@ -167,6 +181,24 @@ V load(Global<T> from) {
 template <class V, class T>
 V load_constant(Global<T> from) {
     return from.template read<V>(shim::Access::Constant);
+}
+template <class T>
+void prefetch_constant(Global<T>) {}
+template <class V, class T>
+V load_published(Global<T> from) {
+    return from.template read<V>(shim::Access::Published);
+}
+template <class V>
+void load_constant_if(bool condition, Global<const unsigned char> from, V& value) {
+    if (condition) {
+        value = load_constant<V>(from);
+    }
+}
+inline int dot_unsigned(unsigned a, unsigned b, int sum) {
+    for (int i = 0; i < 32; i += 8) {
+        sum += uint8_t(a >> i) * int8_t(b >> i);
+    }
+    return sum;
 }
 template <class V, class T>
 void store(Global<T> to, V value) {
@@ -262,6 +294,16 @@ template <class T, class V>
 T atomicMax(Global<T> at, V value) {
     return shim_atomic(at, [&](T old) { return T(value) > old ? T(value) : old; });
 }
+template <class T, class V>
+T atomicExch(Global<T> at, V value) {
+    return shim_atomic(at, [&](T) { return T(value); });
+}
+// Counts round from 0 to `last`. What its block did before a fence that came before is published.
+inline unsigned atomicInc(Global<unsigned> at, unsigned last) {
+    shim::arrive();
+    return shim_atomic(at, [&](unsigned old) { return old >= last ? 0 : old + 1; });
+}
+inline void __threadfence() { shim::fence(); }
 
 inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) {

@@ -74,6 +74,41 @@ impl Geometry {
         Self::grid([n_tokens, 1, 1]).threads(threads)
     }
 
+    /// Blocks that share the rows of matrices times one vector: as many as fit the device at once,
+    /// and where kernels overlap (programmatic launch) half of that, so that the next one's have
+    /// room; no team of warps without a row.
+    pub(crate) fn decode_gemv_blocks(n_in: u32, n_out: u32, device: &DeviceProfile) -> u32 {
+        let per_sm = if device.compute_capability >= 90 { 1 } else { 2 };
+        let [_, teams] = Self::decode_gemv_warps(n_in);
+        n_out.div_ceil(teams).min(per_sm * device.sm_count).max(1)
+    }
+
+    /// A block of teams of warps, a warp per slice of 1024 elements of the input.
+    pub(crate) fn decode_gemv(n_in: u32, blocks: u32) -> Self {
+        let [slice_warps, teams] = Self::decode_gemv_warps(n_in);
+        let slices = n_in.div_ceil(Self::SLICE).next_multiple_of(slice_warps);
+        Self {
+            grid: [blocks, 1, 1],
+            block: [32 * slice_warps, teams, 1],
+            // A byte per element, and scale and sum of 32.
+            shared_bytes: slices * (Self::SLICE + Self::SLICE / 32 * 8),
+            cooperative: false,
+        }
+    }
+
+    /// Warps of a team and teams of a block, together at most ten: with 96 registers a thread two
+    /// such blocks fit an SM. A team goes over more slices than it has warps several times, all of its
+    /// warps alike.
+    fn decode_gemv_warps(n_in: u32) -> [u32; 2] {
+        const MAX_WARPS: u32 = 10;
+        let n_slices = n_in.div_ceil(Self::SLICE).max(1);
+        let slice_warps = n_slices.div_ceil(n_slices.div_ceil(MAX_WARPS));
+        [slice_warps, MAX_WARPS / slice_warps]
+    }
+
+    /// Elements of the input that a warp works on.
+    const SLICE: u32 = 1024;
+
     /// Four warps a block, each striding over rows, at most sixteen blocks an SM.
     pub(crate) fn rows(n_rows: u32, device: &DeviceProfile) -> Self {
         Self::grid([n_rows.div_ceil(4).min(16 * device.sm_count).max(1), 1, 1]).threads(128)

@@ -58,6 +58,12 @@ kernels! {
     GemvQ8Add = gemv_q8_add: gemv_q8 v 1,
     /// SwiGLU of two matrices × q8 vector.
     GemvQ8Swiglu = gemv_q8_swiglu: gemv_q8 v 1,
+    /// RMS norm, matrices × its result in q8.
+    GemvNorm = gemv_norm: gemv_norm v 1,
+    /// RMS norm, SwiGLU of two matrices × its result in q8.
+    GemvNormSwiglu = gemv_norm_swiglu: gemv_norm_swiglu v 1,
+    /// Matrix × vector to be quantised, plus residual.
+    GemvResidual = gemv_residual: gemv_residual v 1,
     /// Matrix × f32 vector.
     GemvF32Store = gemv_f32_store: gemv_f32 v 1,
     /// Matrix × f32 vector, plus residual.

@@ -3,7 +3,7 @@
 
 use q4k_soa::rows_dot_f32;
 
-use super::gemv_q8::Epilogue;
+use super::gemv_q8::{Epilogue, Form};
 use super::matrix::{Parts, packed_bytes};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -63,12 +63,14 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         a.n_in,
     )?;
     let n_in = a.n_in as usize;
-    let epilogue = Epilogue { kernel, bias: a.bias, residual: a.residual, n_rows: a.n_rows };
+    let form = Form::of(kernel, a.residual)?;
+    let epilogue = Epilogue { form, bias: a.bias, n_rows: a.n_rows };
     epilogue.run(a.out, a.n_in, |token, rows, out| {
         let x = &a.x[token * n_in..][..n_in];
         parts.for_rows(rows, |matrix, rows, at| {
             let len = rows.len();
             rows_dot_f32(matrix, rows, x, &mut out[at..at + len]);
         });
-    })
+    });
+    Ok(())
 }

@@ -7,7 +7,7 @@
 //!
 //! Dot products of integers are exact, see [`q4k_soa::rows_dot_q8`].
 
-use q4k_soa::{Q8Group, rows_dot_q8};
+use q4k_soa::Q8Group;
 
 use super::matrix::{Parts, packed_bytes};
 use crate::geometry::{DeviceProfile, Geometry};
@@ -70,22 +70,41 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         a.n_in,
     )?;
     let n_in = a.n_in as usize;
-    let epilogue = Epilogue { kernel, bias: a.bias, residual: a.residual, n_rows: a.n_rows };
+    let form = Form::of(kernel, a.residual)?;
+    let epilogue = Epilogue { form, bias: a.bias, n_rows: a.n_rows };
     epilogue.run(a.out, a.n_in, |token, rows, out| {
         let quants = &a.quants[token * n_in..][..n_in];
         let groups = &a.groups[token * n_in / 32..][..n_in / 32];
-        parts.for_rows(rows, |matrix, rows, at| {
-            let len = rows.len();
-            rows_dot_q8(matrix, rows, quants, groups, &mut out[at..at + len]);
-        });
-    })
+        parts.rows_dot_q8(rows, quants, groups, out);
+    });
+    Ok(())
 }
 
-/// What both GEMV operations do with a row's sum.
+/// What is done with the sums.
+#[derive(Clone, Copy)]
+pub(super) enum Form<'a> {
+    Store,
+    /// `[n_tokens][n_rows]`.
+    Add(&'a [f32]),
+    Swiglu,
+}
+
+impl<'a> Form<'a> {
+    /// That of a kernel that works for several tokens.
+    pub(super) fn of(kernel: Kernel, residual: Option<&'a [f32]>) -> Result<Self, ParamError> {
+        match (kernel, residual) {
+            (Kernel::GemvQ8Add | Kernel::GemvF32Add, Some(residual)) => Ok(Form::Add(residual)),
+            (Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu, None) => Ok(Form::Swiglu),
+            (Kernel::GemvQ8Store | Kernel::GemvF32Store, None) => Ok(Form::Store),
+            _ => Err(ParamError::Mismatch { kernel: kernel.name(), param: "residual" }),
+        }
+    }
+}
+
+/// What the GEMV operations do with a row's sum.
 pub(super) struct Epilogue<'a> {
-    pub(super) kernel: Kernel,
+    pub(super) form: Form<'a>,
     pub(super) bias: Option<&'a [f32]>,
-    pub(super) residual: Option<&'a [f32]>,
     pub(super) n_rows: u32,
 }
 
@@ -96,37 +115,34 @@ impl Epilogue<'_> {
         out: &mut [f32],
         n_in: u32,
         dot: impl Fn(usize, std::ops::Range<u32>, &mut [f32]) + Sync,
-    ) -> Result<(), ParamError> {
+    ) {
         use rayon::prelude::*;
 
         let n_rows = self.n_rows as usize;
         let per_task = super::matrix::rows_per_task(self.n_rows, n_in);
-        let swiglu = matches!(self.kernel, Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu);
-        let adds = matches!(self.kernel, Kernel::GemvQ8Add | Kernel::GemvF32Add);
-        if adds != self.residual.is_some() {
-            let kernel = self.kernel.name();
-            return Err(ParamError::Mismatch { kernel, param: "residual" });
-        }
         let task = |token: usize, first: usize, out: &mut [f32]| {
             let rows = first as u32..(first + out.len()) as u32;
             dot(token, rows.clone(), out);
             self.add_bias(first, out);
-            if swiglu {
-                // The up half of the rows, in pieces that fit the stack.
-                let mut up = [0.0f32; 64];
-                for (index, gate) in out.chunks_mut(64).enumerate() {
-                    let first = n_rows + first + index * 64;
-                    let up = &mut up[..gate.len()];
-                    dot(token, first as u32..(first + up.len()) as u32, up);
-                    self.add_bias(first, up);
-                    for (gate, up) in gate.iter_mut().zip(up) {
-                        *gate = *gate / (1.0 + (-*gate).exp()) * *up;
+            match self.form {
+                Form::Store => {}
+                Form::Add(residual) => {
+                    let residual = &residual[token * n_rows + first..];
+                    out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
+                }
+                Form::Swiglu => {
+                    // The up half of the rows, in pieces that fit the stack.
+                    let mut up = [0.0f32; 64];
+                    for (index, gate) in out.chunks_mut(64).enumerate() {
+                        let first = n_rows + first + index * 64;
+                        let up = &mut up[..gate.len()];
+                        dot(token, first as u32..(first + up.len()) as u32, up);
+                        self.add_bias(first, up);
+                        for (gate, up) in gate.iter_mut().zip(up) {
+                            *gate = *gate / (1.0 + (-*gate).exp()) * *up;
+                        }
                     }
                 }
-            }
-            if let Some(residual) = self.residual {
-                let residual = &residual[token * n_rows + first..];
-                out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
             }
         };
         for (token, out) in out.chunks_exact_mut(n_rows).enumerate() {
@@ -138,7 +154,6 @@ impl Epilogue<'_> {
                     .for_each(|(index, out)| task(token, index * per_task, out));
             }
         }
-        Ok(())
     }
 
     fn add_bias(&self, first: usize, out: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! Weight matrices as kernel arguments: base address, GGUF type, rows. The planes lie where
 //! [`PackedLayout::planes`] says, which the CUDA side recomputes.
 
-use q4k_soa::{PackedLayout, PackedMatrix, Shape, WeightType};
+use q4k_soa::{PackedLayout, PackedMatrix, Q8Group, Shape, WeightType, quantize_q8, rows_dot_q8};
 
 use crate::params::ParamError;
 use crate::table::Kernel;
@@ -75,6 +75,71 @@ impl<'a> Parts<'a> {
             first = end;
         }
     }
+}
+
+impl Parts<'_> {
+    /// The products of some of the rows with a q8 vector.
+    pub(crate) fn rows_dot_q8(
+        &self,
+        rows: std::ops::Range<u32>,
+        quants: &[i8],
+        groups: &[Q8Group],
+        out: &mut [f32],
+    ) {
+        self.for_rows(rows, |matrix, rows, at| {
+            let len = rows.len();
+            rows_dot_q8(matrix, rows, quants, groups, &mut out[at..at + len]);
+        });
+    }
+}
+
+/// One token's activations in q8.
+pub(crate) struct Q8Vector {
+    pub(crate) quants: Vec<i8>,
+    pub(crate) groups: Vec<Q8Group>,
+}
+
+impl Q8Vector {
+    /// Of `x`.
+    pub(crate) fn of(x: &[f32]) -> Self {
+        let mut q8 = Self::empty(x.len());
+        quantize_q8(x, &mut q8.quants, &mut q8.groups);
+        q8
+    }
+
+    /// Of the RMS norm of `x`.
+    pub(crate) fn of_norm(x: &[f32], weight: &[f32], eps: f32) -> Self {
+        let mut q8 = Self::empty(x.len());
+        super::rms_norm_q8::norm(x, weight, eps, &mut q8.quants, &mut q8.groups);
+        q8
+    }
+
+    fn empty(n: usize) -> Self {
+        Self { quants: vec![0; n], groups: vec![Q8Group::default(); n / 32] }
+    }
+}
+
+/// Whether the weights of a type come in groups with scales: what the kernels that quantise their
+/// own input are made for.
+pub fn is_grouped(ty: WeightType) -> bool {
+    ty.block_elems() >= 32
+}
+
+/// Refuses matrices whose weights do not come in groups.
+pub(crate) fn expect_grouped(
+    kernel: Kernel,
+    param: &'static str,
+    ggml_type: u32,
+) -> Result<(), ParamError> {
+    if WeightType::from_ggml_id(ggml_type).is_some_and(is_grouped) {
+        return Ok(());
+    }
+    Err(ParamError::Value {
+        kernel: kernel.name(),
+        param,
+        value: ggml_type.into(),
+        reason: "must be a type whose weights come in groups",
+    })
 }
 
 /// Rows per task of the host's thread pool: at least this many bytes of weights, so that

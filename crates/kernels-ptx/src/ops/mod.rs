@@ -11,7 +11,10 @@ pub mod attention;
 pub mod attention_combine;
 pub mod embed;
 pub mod gemv_f32;
+pub mod gemv_norm;
+pub mod gemv_norm_swiglu;
 pub mod gemv_q8;
+pub mod gemv_residual;
 pub mod persistent_sm90;
 pub mod quantize_q8;
 pub mod rms_norm;
@@ -20,3 +23,5 @@ pub mod rope_append;
 pub mod sample;
 
 mod matrix;
+
+pub use matrix::is_grouped;

@@ -8,7 +8,9 @@
 //! block tells the others is rounded to f16: q, k and v before they are turned, the attention's
 //! result, the residual stream as the norms read it (its owner adds to it in f32), and the middle
 //! of the feed-forward. Of two neighbours the first is rounded to ten significant bits, because
-//! the word of the two carries a flag in its lowest bit ([`rounded`]).
+//! the word of the two carries a flag in its lowest bit.
+//!
+//! The twin leaves the exchanged vectors where the kernel does, with the same flags.
 
 mod attention;
 
@@ -84,6 +86,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         position: a.tokens[0],
         slot: a.tokens[1],
     };
+    let phase = a.exchange[EPOCH as usize] & 1 ^ 1;
     let mut vector = step.residual.clone();
     for index in 0..h.n_ops as usize {
         let op = *step.op(index, 0)?;
@@ -101,9 +104,13 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
             let (q_norm, k_norm) = (norm(op.q_norm)?, norm(op.k_norm)?);
             let frequencies = step.frequencies()?;
             let layer = attention.layer(&op, frequencies, q_norm, k_norm);
-            y = layer
-                .ok_or_else(|| step.error("block_table", "a place outside of its buffer"))
-                .map(|layer| layer.run(&rounded(&y)))?;
+            let layer =
+                layer.ok_or_else(|| step.error("block_table", "places inside of the cache"))?;
+            let qkv = rounded(&y);
+            step.publish(a.exchange, op.output, &qkv, phase)?;
+            vector = rounded(&layer.run(&qkv));
+            step.publish(a.exchange, op.attention, &vector, phase)?;
+            continue;
         } else if op.kind == OpKind::GateUp as u32 {
             let (gate, up) = y.split_at(y.len() / 2);
             y = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
@@ -112,6 +119,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
             y.copy_from_slice(&step.residual);
         }
         vector = rounded(&y);
+        step.publish(a.exchange, op.output, &vector, phase)?;
     }
     if h.greedy != 0 {
         let candidates = a.logits.iter().enumerate();
@@ -208,6 +216,23 @@ impl<'a> Step<'a> {
         let ty = format_type(format & 0xff);
         let layout = ty.and_then(|ty| PackedLayout::stream(ty, Shape { n_out, n_in }).ok());
         layout.ok_or_else(|| self.error("table", "matrices that can stream"))
+    }
+
+    /// Puts a rounded vector where other blocks would read it.
+    fn publish(
+        &self,
+        exchange: &mut [u32],
+        at: u32,
+        vector: &[f32],
+        phase: u32,
+    ) -> Result<(), ParamError> {
+        let words = exchange.get_mut(at as usize..at as usize + vector.len() / 2);
+        let words = words.ok_or_else(|| self.error("table", "vectors inside of the exchange"))?;
+        let bits = |x: f32| u32::from(f16::from_f32(x).to_bits());
+        for (word, pair) in words.iter_mut().zip(vector.chunks_exact(2)) {
+            *word = bits(pair[0]) | bits(pair[1]) << 16 | phase;
+        }
+        Ok(())
     }
 
     /// The embedding row of a token, an id beyond the vocabulary taking the last.

@@ -45,19 +45,24 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let quants = a.quants.chunks_exact_mut(n);
     let groups = a.groups.chunks_exact_mut(n / 32);
     for ((x, quants), groups) in a.x.chunks_exact(n).zip(quants).zip(groups) {
-        let inverse = inverse_rms(x, a.eps);
-        let mut u = [0.0f32; 32];
-        for (index, group) in groups.iter_mut().enumerate() {
-            let range = index * 32..index * 32 + 32;
-            for ((u, x), w) in u.iter_mut().zip(&x[range.clone()]).zip(&a.weight[range.clone()]) {
-                *u = x * w;
-            }
-            let quants = &mut quants[range];
-            quantize_q8(&u, quants, std::slice::from_mut(group));
-            let sum: i32 = quants.iter().map(|&q| i32::from(q)).sum();
-            group.scale *= inverse;
-            group.scaled_sum = group.scale * sum as f32;
-        }
+        norm(x, a.weight, a.eps, quants, groups);
     }
     Ok(())
+}
+
+/// One token's.
+pub(super) fn norm(x: &[f32], weight: &[f32], eps: f32, quants: &mut [i8], groups: &mut [Q8Group]) {
+    let inverse = inverse_rms(x, eps);
+    let mut u = [0.0f32; 32];
+    for (index, group) in groups.iter_mut().enumerate() {
+        let range = index * 32..index * 32 + 32;
+        for ((u, x), w) in u.iter_mut().zip(&x[range.clone()]).zip(&weight[range.clone()]) {
+            *u = x * w;
+        }
+        let quants = &mut quants[range];
+        quantize_q8(&u, quants, std::slice::from_mut(group));
+        let sum: i32 = quants.iter().map(|&q| i32::from(q)).sum();
+        group.scale *= inverse;
+        group.scaled_sum = group.scale * sum as f32;
+    }
 }

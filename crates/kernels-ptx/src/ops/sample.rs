@@ -2,7 +2,8 @@
 //!
 //! The candidates are the `top_k` largest logits in falling order (equal logits: lower id
 //! first). With their probabilities p at temperature 1: the shortest run from the front whose
-//! sum reaches `top_p` is kept (at least one); of it, those with `p ≥ min_p · p_first`. Then
+//! sum reaches `top_p` is kept (at least one; all if `top_p` is 1 or more); of it, those with
+//! `p ≥ min_p · p_first`. Then
 //! `weight_i = e^((logit_i − logit_first) / temperature)`, and the first i is taken whose
 //! running weight exceeds `u · Σ weight`, u = [`uniform`] of seed and position. A temperature
 //! at or below 0 takes the first candidate.
@@ -81,7 +82,9 @@ fn draw(logits: &[f32], sampling: &SamplingPack, position: u32) -> u32 {
     let mut sum = 0.0;
     for candidate in &candidates {
         let likelihood = weight(candidate, 1.0);
-        if kept > 0 && (sum >= sampling.top_p * total || likelihood < sampling.min_p) {
+        // A sum may round to the whole before its end: top_p of 1 cuts nothing.
+        let reached = sampling.top_p < 1.0 && sum >= sampling.top_p * total;
+        if kept > 0 && (reached || likelihood < sampling.min_p) {
             break;
         }
         sum += likelihood;
@@ -144,6 +147,14 @@ mod tests {
         assert_eq!(drawn(SamplingPack { top_p: 0.7, ..PACK }), 2);
         assert_eq!(drawn(SamplingPack { min_p: 0.25, ..PACK }), 3);
         assert_eq!(drawn(SamplingPack { top_p: 0.0, ..PACK }), 1);
+    }
+
+    #[test]
+    fn top_p_of_one_keeps_what_a_sum_in_f32_does_not_see() {
+        // e^-20 is lost beside 1, and at a high temperature as likely as the first.
+        let logits = [0.0, -20.0];
+        let counts = counts(&logits, SamplingPack { temperature: 1e4, ..PACK }, 1000);
+        assert!(counts[1] > 400, "{counts:?}");
     }
 
     #[test]

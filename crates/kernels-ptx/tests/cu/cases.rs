@@ -3,6 +3,7 @@
 use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
 
 mod data;
+mod fused;
 mod gemv;
 mod kv;
 mod rows;
@@ -78,6 +79,9 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::RmsNormQ8 => rows::rms_norm_q8(random),
         Kernel::QuantizeQ8 => rows::quantize_q8(random),
         Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu => gemv::q8(kernel, random),
+        Kernel::GemvNorm => fused::gemv_norm(random),
+        Kernel::GemvNormSwiglu => fused::gemv_norm_swiglu(random),
+        Kernel::GemvResidual => fused::gemv_residual(random),
         Kernel::GemvF32Store | Kernel::GemvF32Add | Kernel::GemvF32Swiglu => {
             gemv::f32(kernel, random)
         }

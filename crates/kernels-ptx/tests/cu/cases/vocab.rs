@@ -115,6 +115,9 @@ pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
         push(500, 3, pack(1.0, 90, 1.0, 0.0), random);
         push(9, 0, pack(50.0, 1 << 20, 1.0, 0.0), random);
         push(9, 0, pack(50.0, 3, 0.0, 0.0), random);
+        // Most likelihoods are lost beside the first; none is cut.
+        push(9, 4, pack(1e6, 0, 1.0, 0.0), random);
+        push(300, 0, pack(1e6, 0, 1.0, 0.0), random);
     }
     cases
 }

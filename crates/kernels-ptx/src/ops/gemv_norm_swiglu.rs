@@ -1,0 +1,53 @@
+//! RMS norm of one vector, and SwiGLU of two matrices times it: with u = the norm of `x` in q8, see
+//! [`super::rms_norm_q8`], `out = silu(gate · u) · (up · u)`, `silu(z) = z / (1 + e^−z)`.
+
+use super::gemv_q8::{Epilogue, Form};
+use super::matrix::{Parts, Q8Vector, expect_grouped, packed_bytes};
+use crate::geometry::{DeviceProfile, Geometry};
+use crate::params::{ParamError, TwinArgs, kernel_params};
+use crate::table::Kernel;
+
+kernel_params! {
+    buffers {
+        /// Matrix whose products go through silu, of a type whose weights come in groups.
+        read gate: u8 [packed_bytes(ggml_type, n_out, n_in)],
+        /// The other matrix.
+        read up: u8 [packed_bytes(ggml_type, n_out, n_in)],
+        /// `[n_in]`.
+        read x: f32 [n_in],
+        /// `[n_in]`, the norm's weights.
+        read norm: f32 [n_in],
+        /// `[n_out]`.
+        write out: f32 [n_out],
+    }
+    scalars {
+        /// GGUF type of both matrices.
+        ggml_type: u32,
+        /// Rows of each.
+        n_out: u32,
+        /// Input length.
+        n_in: u32,
+        /// Added to the mean square.
+        eps: f32,
+    }
+}
+
+impl<B> Args<B> {
+    /// Blocks share the rows.
+    pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
+        let blocks = Geometry::decode_gemv_blocks(self.n_in, self.n_out, device);
+        Geometry::decode_gemv(self.n_in, blocks)
+    }
+}
+
+pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
+    let a = Bound::bind(kernel, args)?;
+    expect_grouped(kernel, "ggml_type", a.ggml_type)?;
+    let matrix = |bytes| (Some(bytes), a.ggml_type, a.n_out);
+    let parts = Parts::bind(kernel, [matrix(a.gate), matrix(a.up), (None, 0, 0)], a.n_in)?;
+    let q8 = Q8Vector::of_norm(a.x, a.norm, a.eps);
+    let epilogue = Epilogue { form: Form::Swiglu, bias: None, n_rows: a.n_out };
+    epilogue
+        .run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &q8.quants, &q8.groups, out));
+    Ok(())
+}
