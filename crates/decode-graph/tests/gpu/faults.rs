@@ -82,7 +82,12 @@ fn a_lost_device_is_named_and_every_later_call_fails() {
     let args = vec![nowhere, nowhere, nowhere, Arg::U32(1), Arg::U32(256), Arg::F32(1e-5)];
     let launch = Launch {
         kernel: Kernel::RmsNorm,
-        geometry: kernels_ptx::Geometry { grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: 0 },
+        geometry: kernels_ptx::Geometry {
+            grid: [1, 1, 1],
+            block: [64, 1, 1],
+            shared_bytes: 0,
+            cooperative: false,
+        },
         args,
         label: Label { layer: Some(7), what: "a norm of nowhere" },
     };
