@@ -104,6 +104,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.inner.replay(memory.inner_mut(), executable)
     }
 
+    fn is_asynchronous(&self) -> bool {
+        self.inner.is_asynchronous()
+    }
+
     fn launch(
         &mut self,
         memory: &mut Self::Memory,

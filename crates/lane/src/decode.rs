@@ -14,6 +14,9 @@ pub trait Decode: Send {
     /// What it runs on, for people.
     fn device(&self) -> String;
 
+    /// Whether a step is only queued when [`step`](Self::step) returns.
+    fn is_asynchronous(&self) -> bool;
+
     /// Tokens of the vocabulary.
     fn n_vocab(&self) -> u32;
 

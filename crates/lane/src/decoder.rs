@@ -175,6 +175,10 @@ where
         self.residency.backend().device()
     }
 
+    fn is_asynchronous(&self) -> bool {
+        self.residency.backend().is_asynchronous()
+    }
+
     fn n_vocab(&self) -> u32 {
         self.plan.dims.n_vocab
     }

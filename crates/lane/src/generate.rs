@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use decode_graph::{Drive, Head};
+use gpu_slab::QueuedRead;
 use kernels_ptx::TokenParams;
 
 use crate::lane::{LaneError, State};
@@ -175,6 +176,9 @@ pub struct Generation<'a> {
     logits: Option<Vec<f32>>,
     /// The last token of the prompt, until the first step has fed it.
     pending: Option<u32>,
+    /// The token of a step that was queued before its input was known here: a device that feeds
+    /// itself need not wait for the host between two tokens.
+    ahead: Option<QueuedRead>,
     position: u32,
     generated: u32,
     stop: Option<StopReason>,
@@ -223,6 +227,7 @@ impl<'a> Generation<'a> {
             tokenizer,
             logits,
             pending: Some(last),
+            ahead: None,
             position: before.len() as u32,
             generated: 0,
             stop,
@@ -249,16 +254,16 @@ impl<'a> Generation<'a> {
 
     fn step(&mut self) -> Result<(u32, Option<Logprobs>), LaneError> {
         let at = Instant::now();
-        let state = &mut *self.state;
-        match (self.pending.take(), self.options.drive, &self.logits) {
-            (Some(id), _, _) => state.feed(id)?,
-            (None, DriveMode::SelfAdvance, None) => state.feed_chosen()?,
-            (None, _, _) => state.feed(state.chosen)?,
-        }
-        self.position += 1;
-        let chosen = match &mut self.logits {
-            None => (state.read_choice()?, None),
-            Some(logits) => choose_on_host(state, &self.options, logits)?,
+        let chosen = if self.logits.is_some() || self.options.drive == DriveMode::Host {
+            let id = self.pending.take().unwrap_or(self.state.chosen);
+            self.state.feed(id)?;
+            self.position += 1;
+            match &mut self.logits {
+                None => (self.state.read_choice()?, None),
+                Some(logits) => choose_on_host(&mut self.state, &self.options, logits)?,
+            }
+        } else {
+            (self.self_driven_step()?, None)
         };
         if self.generated == 0 {
             self.timing.first_token = self.started.elapsed();
@@ -268,6 +273,43 @@ impl<'a> Generation<'a> {
         }
         self.generated += 1;
         Ok(chosen)
+    }
+
+    /// Takes the step that was queued ahead, or queues it now, and queues the next one before
+    /// waiting for its token.
+    fn self_driven_step(&mut self) -> Result<u32, LaneError> {
+        let runs_ahead = self.runs_ahead();
+        let state = &mut *self.state;
+        let queued = match (self.ahead.take(), self.pending.take()) {
+            (Some(queued), _) => {
+                state.history.push(state.chosen);
+                queued
+            }
+            (None, Some(id)) => {
+                state.feed(id)?;
+                state.queue_choice()?
+            }
+            (None, None) => {
+                state.feed_chosen()?;
+                state.queue_choice()?
+            }
+        };
+        self.position += 1;
+        if runs_ahead {
+            state.run_ahead()?;
+            self.ahead = Some(state.queue_choice()?);
+        }
+        state.finish_choice(queued)
+    }
+
+    /// Whether the token after the next one will be wanted, unless the next one ends the text, and
+    /// queueing its step early saves time.
+    fn runs_ahead(&self) -> bool {
+        let decoder = &self.state.decoder;
+        let room = self.position + 1 < decoder.max_context_tokens();
+        decoder.is_asynchronous()
+            && self.generated + 1 < self.options.n_tokens
+            && (room || self.options.ring)
     }
 
     fn check_stop(&self) -> Option<StopReason> {
@@ -282,6 +324,17 @@ impl<'a> Generation<'a> {
         }
         let full = self.position >= self.state.decoder.max_context_tokens();
         (full && !self.options.ring).then_some(StopReason::Context)
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        // A step that ran ahead has written the slot behind the history, which is that of the
+        // oldest token once the ring is full.
+        let full = self.state.history.len() >= self.state.decoder.max_context_tokens() as usize;
+        if self.ahead.is_some() && full {
+            self.state.forget();
+        }
     }
 }
 
@@ -350,6 +403,23 @@ impl State {
         self.or_forget(done)?;
         self.history.push(self.chosen);
         Ok(())
+    }
+
+    /// Queues a step on a token that the device is about to choose.
+    fn run_ahead(&mut self) -> Result<(), LaneError> {
+        let done = self.decoder.step(Drive::SelfAdvance);
+        self.or_forget(done)
+    }
+
+    fn queue_choice(&mut self) -> Result<QueuedRead, LaneError> {
+        let queued = self.decoder.queue_token();
+        self.or_forget(queued)
+    }
+
+    fn finish_choice(&mut self, queued: QueuedRead) -> Result<u32, LaneError> {
+        let token = self.decoder.finish_token(queued);
+        self.chosen = self.or_forget(token)?;
+        Ok(self.chosen)
     }
 
     /// Waits for the queued steps and reads the token that the last one chose.

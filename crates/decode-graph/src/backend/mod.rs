@@ -63,6 +63,12 @@ pub trait Backend {
         executable: &mut Self::Executable,
     ) -> Result<(), BackendError>;
 
+    /// Whether [`replay`](Self::replay) returns before the work is done, so that queueing the next
+    /// one early hides the way to the device.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     /// Runs one launch by itself.
     fn launch(
         &mut self,

@@ -417,6 +417,10 @@ impl Backend for CudaBackend {
         self.settle(queued.map_err(|e| error(format!("replay {next}"), &e)))
     }
 
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
     fn launch(
         &mut self,
         memory: &mut CudaMemory,
