@@ -329,11 +329,11 @@ impl<'a> Generation<'a> {
 
 impl Drop for Generation<'_> {
     fn drop(&mut self) {
-        // A step that ran ahead has written the slot behind the history, which is that of the
-        // oldest token once the ring is full.
-        let full = self.state.history.len() >= self.state.decoder.max_context_tokens() as usize;
-        if self.ahead.is_some() && full {
-            self.state.forget();
+        // A step that ran ahead has put the last token into the cache. After an error nothing is
+        // known about the cache, and the history is empty.
+        if self.ahead.is_some() && !self.failed {
+            let chosen = self.state.chosen;
+            self.state.history.push(chosen);
         }
     }
 }

@@ -95,6 +95,70 @@ fn generate_reads_stdin() {
 }
 
 #[test]
+fn generate_reads_a_file_whose_last_newline_is_not_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt.txt");
+    std::fs::write(&path, "Call me Ishmael.\n").unwrap();
+    let from_file =
+        json(&["generate", "-f", path.to_str().unwrap(), "-n", "4", "--temp", "0", "--json"]);
+    let given = json(&["generate", "Call me Ishmael.", "-n", "4", "--temp", "0", "--json"]);
+    assert_eq!(from_file["prompt_ids"], given["prompt_ids"]);
+    assert_eq!(from_file["ids"], given["ids"]);
+    refused(&["generate", "-f", folder.path().join("missing").to_str().unwrap()], 1);
+    std::fs::write(&path, b"caf\xe9").unwrap();
+    let sentence = refused(&["generate", "-f", path.to_str().unwrap()], 1);
+    assert!(sentence.contains("prompt.txt"), "{sentence}");
+}
+
+#[test]
+fn generate_stops_at_stop_texts() {
+    let prompt = ["generate", "Call me Ishmael.", "-n", "16", "--temp", "0", "--json"];
+    let whole = json(&prompt);
+    let text = whole["text"].as_str().unwrap();
+    let word = text.split_whitespace().nth(4).unwrap();
+    let stopped = json(&[&prompt[..], &["--stop", "--never--", "--stop", word]].concat());
+    assert_eq!(stopped["stop"], "stop");
+    assert_eq!(stopped["text"].as_str().unwrap(), &text[..text.find(word).unwrap()]);
+    assert!(whole["logprobs"].is_null());
+}
+
+#[test]
+fn generate_tells_logprobs_and_applies_penalties() {
+    let prompt = ["generate", "It was", "-n", "6", "--temp", "0", "--json"];
+    let plain = json(&prompt);
+    let told = json(&[&prompt[..], &["--logprobs", "3"]].concat());
+    assert_eq!(told["ids"], plain["ids"]);
+    assert_eq!(told["graph"]["h2d_bytes_per_token"], 12);
+    assert_eq!(told["graph"]["d2h_bytes_per_token"], 4 * 4096);
+    let logprobs = told["logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 6);
+    let mut text = String::new();
+    for (token, id) in logprobs.iter().zip(plain["ids"].as_array().unwrap()) {
+        assert_eq!(token["id"], *id);
+        assert_eq!(token["top"].as_array().unwrap().len(), 3);
+        assert_eq!(token["top"][0]["logprob"], token["logprob"], "greedy takes the likeliest");
+        assert!(token["logprob"].as_f64().unwrap() < 0.0);
+        text += token["text"].as_str().unwrap();
+    }
+    assert_eq!(text, plain["text"].as_str().unwrap());
+    // A penalty that no token of the prompt or the text survives: all differ.
+    let penalised = json(&[&prompt[..], &["--presence-penalty", "1000"]].concat());
+    let mut seen = penalised["prompt_ids"].as_array().unwrap().clone();
+    for id in penalised["ids"].as_array().unwrap() {
+        assert!(!seen.contains(id), "{id} again");
+        seen.push(id.clone());
+    }
+}
+
+#[test]
+fn generate_puts_system_text_before_a_chat_message() {
+    let chat = ["generate", "--chat", "Where is it?", "-n", "2", "--temp", "0", "--json"];
+    let with = json(&[&chat[..], &["--system", "Speak of whales."]].concat());
+    let ids = |value: &Value| value["prompt_ids"].as_array().unwrap().len();
+    assert!(ids(&with) > ids(&json(&chat)));
+}
+
+#[test]
 fn logits_prints_the_fields_of_a_reference_case() {
     let logits = json(&["logits", "--prompt", "Call me Ishmael. Some years ago", "--json"]);
     assert_eq!(logits["top"].as_array().unwrap().len(), 16);
@@ -179,6 +243,10 @@ fn synth_writes_a_model_that_generates() {
 fn usage_errors_exit_with_2() {
     for args in [
         &["generate"][..],
+        &["generate", "x", "-f", "y"],
+        &["generate", "x", "--system", "without --chat"],
+        &["generate", "x", "--logprobs", "3"],
+        &["generate", "x", "--chat", "--special"],
         &["generate", "x", "-c", "0"],
         &["generate", "x", "--vram", "lots"],
         &["generate", "x", "--threads", "0"],
@@ -233,6 +301,9 @@ fn bad_input_exits_with_1_and_one_sentence() {
     refused(&["logits", "--ids", "1,4096"], 1);
     refused(&["generate", "x", "--temp", "-1"], 1);
     refused(&["generate", "x", "--top-p", "7"], 1);
+    refused(&["generate", "x", "--repeat-penalty", "0"], 1);
+    refused(&["generate", "x", "--presence-penalty", "nan"], 1);
+    refused(&["generate", "x", "--stop", ""], 1);
     refused(&["generate", "x", "--vram", "1MiB"], 1);
     refused(&["generate", "a b c d e f g h i j k l m n o p q r s t u", "-c", "4"], 1);
     let out = missing.join("x").to_str().unwrap().to_owned();

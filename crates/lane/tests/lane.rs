@@ -1,6 +1,12 @@
 //! A lane with the embedded model: generations, drives, prefix reuse, context, refusals.
 
-use decode_graph::Numerics;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use decode_graph::{Drive, Head, Numerics};
+use kernels_ptx::SamplingPack;
+use lane::decode::Decode;
+use lane::residency::ResidencyError;
 use lane::{
     BackendChoice, ContextSize, DriveMode, GenerateOptions, Lane, LaneError, LaneOptions,
     MemoryPlan, ModelFile, PlanOptions, Sampling, StopReason,
@@ -162,4 +168,165 @@ fn a_poisoned_lock_is_a_soft_failure() {
     assert!(panicked.is_err());
     assert!(matches!(lane.telemetry(), Err(LaneError::Poisoned)));
     assert!(matches!(lane.generate(&PROMPT, greedy(5, DriveMode::Host)), Err(LaneError::Poisoned)));
+}
+
+/// A decoder whose steps fail from one on, and that may say of itself that it runs on its own.
+struct Failing {
+    asynchronous: bool,
+    decoder: Box<dyn Decode>,
+    steps_left: Arc<AtomicU32>,
+}
+
+impl Decode for Failing {
+    fn backend(&self) -> &'static str {
+        self.decoder.backend()
+    }
+    fn device(&self) -> String {
+        self.decoder.device()
+    }
+    fn is_asynchronous(&self) -> bool {
+        self.asynchronous
+    }
+    fn n_vocab(&self) -> u32 {
+        self.decoder.n_vocab()
+    }
+    fn max_context_tokens(&self) -> u32 {
+        self.decoder.max_context_tokens()
+    }
+    fn kv(&self) -> kv_paged::PagedKvConfig {
+        self.decoder.kv()
+    }
+    fn prepare(&mut self, head: Head) -> Result<(), ResidencyError> {
+        self.decoder.prepare(head)
+    }
+    fn set_sampling(&mut self, pack: &SamplingPack) -> Result<(), ResidencyError> {
+        self.decoder.set_sampling(pack)
+    }
+    fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
+        if self.steps_left.load(Ordering::Relaxed) == 0 {
+            return Err(ResidencyError::Missing("working device"));
+        }
+        self.steps_left.fetch_sub(1, Ordering::Relaxed);
+        self.decoder.step(drive)
+    }
+    fn token(&mut self) -> Result<u32, ResidencyError> {
+        self.decoder.token()
+    }
+    fn queue_token(&mut self) -> Result<gpu_slab::QueuedRead, ResidencyError> {
+        self.decoder.queue_token()
+    }
+    fn finish_token(&mut self, queued: gpu_slab::QueuedRead) -> Result<u32, ResidencyError> {
+        self.decoder.finish_token(queued)
+    }
+    fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
+        self.decoder.logits(logits)
+    }
+    fn telemetry(&self) -> lane::residency::Telemetry {
+        self.decoder.telemetry()
+    }
+    fn report(&self) -> gpu_slab::Report {
+        self.decoder.report()
+    }
+}
+
+/// A lane of the embedded model with a switch that makes its steps fail.
+fn failing(asynchronous: bool, context: ContextSize) -> (Lane, Arc<AtomicU32>) {
+    let file = ModelFile::open(None).unwrap();
+    let plan = PlanOptions { context, ..Default::default() };
+    let options = LaneOptions { plan, ..Default::default() };
+    let decoder = Box::new(file.load_host(&options, &mut |_| {}).unwrap());
+    let steps_left = Arc::new(AtomicU32::new(u32::MAX));
+    let decoder = Box::new(Failing { asynchronous, decoder, steps_left: steps_left.clone() });
+    (Lane::new(decoder, file.tokenizer().unwrap()), steps_left)
+}
+
+#[test]
+fn s13_after_an_error_a_generation_ends_without_a_reason_and_the_lane_starts_over() {
+    for asynchronous in [false, true] {
+        let (lane, steps_left) = failing(asynchronous, ContextSize::Auto);
+        let whole = ids(&lane, &PROMPT, greedy(10, DriveMode::SelfAdvance));
+        for drive in [DriveMode::SelfAdvance, DriveMode::Host] {
+            // In the middle of an answer.
+            steps_left.store(6, Ordering::Relaxed);
+            let mut generation = lane.generate(&[1, 2, 3], greedy(10, drive)).unwrap();
+            let outcomes: Vec<bool> = generation.by_ref().map(|token| token.is_ok()).collect();
+            let (&last, before) = outcomes.split_last().unwrap();
+            assert!(!last && before.len() >= 3 && before.iter().all(|&ok| ok), "{outcomes:?}");
+            assert!(generation.next().is_none());
+            assert_eq!(generation.stop_reason(), None);
+            drop(generation);
+            // In the prompt.
+            assert!(lane.generate(&PROMPT, greedy(10, drive)).is_err());
+            steps_left.store(u32::MAX, Ordering::Relaxed);
+            let mut generation = lane.generate(&PROMPT, greedy(10, drive)).unwrap();
+            let again: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+            assert_eq!(generation.timing().prefill_tokens, PROMPT.len() as u32, "all of it again");
+            assert_eq!(again, whole);
+        }
+    }
+}
+
+#[test]
+fn a_step_that_ran_ahead_is_part_of_the_cache() {
+    let (lane, _) = failing(true, ContextSize::Tokens(16));
+    let ring = |n| GenerateOptions { ring: true, ..greedy(n, DriveMode::SelfAdvance) };
+    let whole = ids(&lane, &PROMPT, ring(60));
+    let host = GenerateOptions { ring: true, ..greedy(60, DriveMode::Host) };
+    assert_eq!(ids(&lane, &PROMPT, host), whole);
+    for taken in [3, 9, 11, 30] {
+        lane.prefill(&[]).unwrap();
+        let mut cancelled = lane.generate(&PROMPT, ring(60)).unwrap();
+        let begun: Vec<u32> = cancelled.by_ref().take(taken).map(|t| t.unwrap().id).collect();
+        drop(cancelled);
+        assert_eq!(begun, whole[..taken]);
+        let prompt: Vec<u32> = PROMPT.iter().chain(&begun).copied().collect();
+        let mut generation = lane.generate(&prompt, ring(5)).unwrap();
+        let next: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+        assert_eq!(next, whole[taken..taken + 5], "{taken}");
+        assert_eq!(generation.timing().prefill_tokens, 1, "{taken}");
+    }
+}
+
+#[test]
+fn a_generation_is_cancelled_from_elsewhere() {
+    let lane = load();
+    let options = GenerateOptions { ring: true, ..greedy(u32::MAX, DriveMode::SelfAdvance) };
+    let cancel = options.cancel.clone();
+    let mut generation = lane.generate(&PROMPT, options.clone()).unwrap();
+    generation.next().unwrap().unwrap();
+    cancel.cancel();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+    drop(generation);
+    // While it computes its prompt: nothing of it.
+    let mut generation = lane.generate(&[7, 8, 9], options).unwrap();
+    cancel.reset();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+    drop(generation);
+    let whole = ids(&load(), &[7, 8, 9], greedy(5, DriveMode::Host));
+    assert_eq!(ids(&lane, &[7, 8, 9], greedy(5, DriveMode::Host)), whole);
+}
+
+#[test]
+fn a_ring_takes_longer_prompts_and_goes_on_where_it_was() {
+    let context = ContextSize::Tokens(16);
+    let lane = load_with(PlanOptions { context, ..Default::default() }).unwrap();
+    let ring = |n| GenerateOptions { ring: true, ..greedy(n, DriveMode::SelfAdvance) };
+    let whole = ids(&lane, &PROMPT, ring(60));
+    for already in [1, 9, 11, 40] {
+        let prompt: Vec<u32> = PROMPT.iter().chain(&whole[..already]).copied().collect();
+        // From nothing, and from a cache that holds exactly what comes before.
+        lane.prefill(&[]).unwrap();
+        assert_eq!(ids(&lane, &prompt, ring(5)), whole[already..already + 5], "{already}");
+        lane.prefill(&[]).unwrap();
+        ids(&lane, &PROMPT, ring(already as u32));
+        let mut generation = lane.generate(&prompt, ring(5)).unwrap();
+        let next: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+        assert_eq!(next, whole[already..already + 5], "{already}");
+        assert_eq!(generation.timing().prefill_tokens, 1);
+        drop(generation);
+        // From a cache that has gone beyond it.
+        assert_eq!(ids(&lane, &prompt, ring(5)), whole[already..already + 5], "{already}");
+    }
 }
