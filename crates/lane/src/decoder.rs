@@ -1,9 +1,9 @@
 //! A model loaded onto a backend.
 
-use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
+use decode_graph::{Backend, Drive, Fusion, Head, ModelWeights, StepPlan, WeightRef};
 use gpu_slab::{QueuedRead, Slab, View};
 use kernels_ptx::SamplingPack;
-use q4k_soa::Shape;
+use q4k_soa::{LayoutId, Shape};
 use rayon::prelude::*;
 
 use crate::decode::Decode;
@@ -47,7 +47,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self, LaneError> {
         let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
         let weights = residency.transaction(|residency| {
-            let weights = load_weights(residency, gguf, model, progress)?;
+            let weights = load_weights(residency, gguf, model, plan.step.fusion, progress)?;
             residency.kv_arena(plan.step.kv, None)?;
             residency.step_arena(&plan.step)?;
             Ok::<_, LaneError>(weights)
@@ -69,16 +69,18 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// Reads, fingerprints, packs and uploads all weights of a model.
+/// Reads, fingerprints, packs and uploads all weights of a model, as the step wants them.
 pub fn load_weights<B: Backend>(
     residency: &mut Residency<B>,
     gguf: &Gguf,
     model: &Model,
+    fusion: Fusion,
     progress: Progress<'_>,
 ) -> Result<ModelWeights, LaneError> {
     let total_bytes = model.matrices().map(|matrix| matrix.n_bytes()).sum();
+    let layout = layout::layout_id(fusion);
     let mut load =
-        Load { residency, gguf, progress, buffer: Vec::new(), done_bytes: 0, total_bytes };
+        Load { residency, gguf, layout, progress, buffer: Vec::new(), done_bytes: 0, total_bytes };
     let weights = layout::walk(gguf, model, &mut load)?;
     // Bytes read before a file changed and bytes read after it are not one model.
     gguf.check_unchanged()?;
@@ -91,6 +93,7 @@ const READ_BYTES: usize = 4 << 20;
 struct Load<'a, 'p, B: Backend> {
     residency: &'a mut Residency<B>,
     gguf: &'a Gguf,
+    layout: LayoutId,
     progress: Progress<'p>,
     /// The one matrix that is held outside the slab.
     buffer: Vec<u8>,
@@ -119,7 +122,8 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
             );
         }
         let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
-        let source = WeightSource { name, weight_type: matrix.ty, shape, bytes };
+        let layout = self.layout;
+        let source = WeightSource { name, weight_type: matrix.ty, shape, layout, bytes };
         let (weight, _) = self.residency.make_resident(&source)?;
         self.done_bytes += info.n_bytes();
         (self.progress)(LoadProgress {
@@ -192,6 +196,9 @@ where
     }
 
     fn prepare(&mut self, head: Head) -> Result<(), ResidencyError> {
+        if self.residency.use_graph(head) {
+            return Ok(());
+        }
         self.plan.head = head;
         self.residency.prepare_graph(&self.plan, &self.weights)
     }

@@ -1,13 +1,13 @@
 //! What a model makes resident, in order: one walk for planning and for loading, so that the
 //! plan of bytes is the bytes.
 
-use decode_graph::{KvArena, LayerWeights, ModelWeights, StepArena, StepPlan, WeightRef};
+use decode_graph::{Fusion, KvArena, LayerWeights, ModelWeights, StepArena, StepPlan, WeightRef};
 use gpu_slab::{Arena, Plan, SlabError, View};
-use q4k_soa::{PackedLayout, Shape};
+use q4k_soa::{LayoutId, Shape};
 
 use crate::gguf::Gguf;
 use crate::model::{Model, TensorRef, VectorRef};
-use crate::residency::allocate_weight;
+use crate::residency::{allocate_weight, packed_layout};
 
 /// Takes what the walk comes past.
 pub(crate) trait Visit {
@@ -19,6 +19,14 @@ pub(crate) trait Visit {
     fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, Self::Error>;
     /// The rope frequencies, `n_pairs` of them.
     fn frequencies(&mut self, model: &Model) -> Result<View, Self::Error>;
+}
+
+/// How matrices are packed for a step.
+pub(crate) fn layout_id(fusion: Fusion) -> LayoutId {
+    match fusion {
+        Fusion::Ops => LayoutId::PLANES,
+        Fusion::Persistent => LayoutId::STREAM,
+    }
 }
 
 /// Name of the array of rope frequencies.
@@ -65,6 +73,7 @@ pub(crate) fn walk<V: Visit>(
 /// Only takes the room.
 struct Count<'a> {
     arena: &'a mut Arena,
+    layout: LayoutId,
 }
 
 impl Visit for Count<'_> {
@@ -73,12 +82,13 @@ impl Visit for Count<'_> {
     fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, SlabError> {
         let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
         // The model's shapes were checked when it was described.
-        let layout = PackedLayout::planes(matrix.ty, shape).map_err(|_| SlabError::Overflow {
-            name: name.to_owned(),
-            offset_bytes: self.arena.used_bytes(),
-            len_bytes: matrix.n_bytes(),
-            align_bytes: gpu_slab::DEFAULT_ALIGN_BYTES,
-        })?;
+        let layout =
+            packed_layout(self.layout, matrix.ty, shape).map_err(|_| SlabError::Overflow {
+                name: name.to_owned(),
+                offset_bytes: self.arena.used_bytes(),
+                len_bytes: matrix.n_bytes(),
+                align_bytes: gpu_slab::DEFAULT_ALIGN_BYTES,
+            })?;
         let view = allocate_weight(self.arena, name, &layout)?;
         Ok(WeightRef { view, weight_type: matrix.ty, shape, layout: layout.layout_id() })
     }
@@ -96,7 +106,7 @@ impl Visit for Count<'_> {
 /// Counts, by name, the bytes that loading `model` for `step` allocates.
 pub(crate) fn count(gguf: &Gguf, model: &Model, step: &StepPlan) -> Result<Plan, SlabError> {
     Plan::of(|arena| {
-        walk(gguf, model, &mut Count { arena })?;
+        walk(gguf, model, &mut Count { arena, layout: layout_id(step.fusion) })?;
         KvArena::allocate(arena, step.kv)?;
         StepArena::allocate(arena, step)
     })

@@ -21,7 +21,7 @@ pub mod tokenizer;
 
 pub use generate::{Cancel, DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
 pub use lane::{Lane, LaneError};
-pub use memory_plan::{ContextSize, MemoryPlan, PlanOptions};
+pub use memory_plan::{ContextSize, FusionChoice, MemoryPlan, PlanOptions};
 pub use open::{BackendChoice, LaneOptions, ModelFile};
 pub use sampling::{Logprob, Logprobs, Penalties, Sampling};
 pub use session::{Answer, Session, SessionEvent};

@@ -1,10 +1,11 @@
 //! From a model and a memory budget to a context length and a byte-exact plan, before anything
 //! is allocated (S14).
 
-use decode_graph::{ModelDims, Numerics, RopePlan, StepPlan};
+use decode_graph::{Fusion, ModelDims, Numerics, RopePlan, StepPlan};
 use gpu_slab::Plan;
 use kernels_ptx::DeviceProfile;
 use kv_paged::{KvType, PagedKvConfig};
+use q4k_soa::WeightType;
 
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
@@ -24,6 +25,35 @@ pub enum ContextSize {
     Tokens(u32),
 }
 
+/// How much of a step one kernel does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FusionChoice {
+    /// The persistent kernel where device and model allow it, a kernel an operation elsewhere.
+    #[default]
+    Auto,
+    /// A kernel for each operation.
+    Ops,
+    /// One kernel for the whole step, or nothing.
+    Persistent,
+}
+
+/// Oldest device with what the persistent kernel is made of: bulk copies, barriers on them.
+const PERSISTENT_CAPABILITY: u32 = 90;
+
+impl FusionChoice {
+    fn decide(self, model: &Model, device: &DeviceProfile, numerics: Numerics) -> Fusion {
+        let streams = |ty| matches!(ty, WeightType::Q4K | WeightType::Q6K | WeightType::Q8_0);
+        let suits = device.compute_capability >= PERSISTENT_CAPABILITY
+            && numerics == Numerics::Q8
+            && model.matrices().all(|matrix| streams(matrix.ty));
+        match self {
+            FusionChoice::Ops => Fusion::Ops,
+            FusionChoice::Auto if !suits => Fusion::Ops,
+            FusionChoice::Auto | FusionChoice::Persistent => Fusion::Persistent,
+        }
+    }
+}
+
 /// Most tokens that [`ContextSize::Auto`] takes.
 const AUTO_TOKENS: u32 = 8192;
 
@@ -34,6 +64,8 @@ pub struct PlanOptions {
     pub context: ContextSize,
     /// Matrix products.
     pub numerics: Numerics,
+    /// Launches of the step.
+    pub fusion: FusionChoice,
     /// KV element type; by default f16 with q8 numerics, f32 with exact ones.
     pub kv_type: Option<KvType>,
     /// Bytes that may be used; `None`: no bound.
@@ -45,6 +77,7 @@ impl Default for PlanOptions {
         Self {
             context: ContextSize::Auto,
             numerics: Numerics::Q8,
+            fusion: FusionChoice::Auto,
             kv_type: None,
             usable_bytes: None,
         }
@@ -187,6 +220,7 @@ fn step_plan(
     };
     let mut plan = StepPlan::new(dims, kv, options.numerics, rope, c.norm_eps, device);
     plan.embed_scale = c.embedding_scale;
+    plan.fusion = options.fusion.decide(model, device, options.numerics);
     plan.attention_scale = c.attention_scale;
     Ok(plan)
 }

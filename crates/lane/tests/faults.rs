@@ -79,6 +79,7 @@ fn s13_what_was_resident_survives_every_failure_and_the_next_try_succeeds() {
         name: "own",
         weight_type: q4k_soa::WeightType::Q4K,
         shape: q4k_soa::Shape { n_out: 16, n_in: 256 },
+        layout: q4k_soa::LayoutId::PLANES,
         bytes: &own,
     };
     let bytes = model.plan.bytes.total_bytes() + (1 << 20);
@@ -119,7 +120,8 @@ fn with_own_weight(
 
 fn load(residency: &mut Residency<Faulty>, model: &Model) -> Result<(), lane::LaneError> {
     residency.transaction(|residency| {
-        load_weights(residency, &model.file.gguf, &model.file.model, &mut |_| {})?;
+        let (gguf, weights) = (&model.file.gguf, &model.file.model);
+        load_weights(residency, gguf, weights, model.plan.step.fusion, &mut |_| {})?;
         residency.kv_arena(model.plan.step.kv, None)?;
         residency.step_arena(&model.plan.step)?;
         Ok(())

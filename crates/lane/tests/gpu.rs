@@ -41,6 +41,15 @@ fn q8_logits_are_near_the_references() {
 }
 
 #[test]
+fn q8_logits_of_the_persistent_step_are_near_the_references() {
+    if gpu("q8 logits of the persistent step on the GPU") {
+        for whale in whales() {
+            whale.check_fused(BackendChoice::Cuda, Numerics::Q8, FusionChoice::Persistent, 3e-2);
+        }
+    }
+}
+
+#[test]
 fn exact_greedy_continuations_are_the_references() {
     if gpu("greedy continuations on the GPU") {
         for whale in whales() {

@@ -4,7 +4,7 @@
 mod support;
 
 use decode_graph::Numerics;
-use lane::BackendChoice;
+use lane::{BackendChoice, FusionChoice};
 use support::whales;
 
 #[test]
@@ -18,6 +18,13 @@ fn exact_logits_are_the_references() {
 fn q8_logits_are_near_the_references() {
     for whale in whales() {
         whale.check_logits(BackendChoice::Host, Numerics::Q8, 3e-2);
+    }
+}
+
+#[test]
+fn q8_logits_of_the_persistent_step_are_near_the_references() {
+    for whale in whales() {
+        whale.check_fused(BackendChoice::Host, Numerics::Q8, FusionChoice::Persistent, 3e-2);
     }
 }
 

@@ -6,7 +6,7 @@ use gpu_slab::{DEFAULT_LADDER, HostMemory, Slab, SlabError, testing::host_memory
 use kernels_ptx::{DeviceProfile, RopePairing, SamplingPack, TokenParams};
 use kv_paged::{BlockTable, PagedKvConfig};
 use lane::residency::{Limits, Residency, ResidencyError, WeightSource};
-use q4k_soa::{Shape, WeightType};
+use q4k_soa::{LayoutId, Shape, WeightType};
 
 type HostResidency = Residency<HostBackend>;
 
@@ -21,7 +21,13 @@ fn source_bytes(ty: WeightType, rows: u32, n_in: u32, salt: u8) -> Vec<u8> {
 }
 
 fn weight<'a>(name: &'a str, bytes: &'a [u8], n_out: u32, n_in: u32) -> WeightSource<'a> {
-    WeightSource { name, weight_type: WeightType::Q4K, shape: Shape { n_out, n_in }, bytes }
+    WeightSource {
+        name,
+        weight_type: WeightType::Q4K,
+        shape: Shape { n_out, n_in },
+        layout: LayoutId::PLANES,
+        bytes,
+    }
 }
 
 #[test]

@@ -142,6 +142,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         usable_bytes,
         numerics: args.numerics.into(),
         kv_type: args.kv_type.map(Into::into),
+        ..PlanOptions::default()
     };
     let (plan, refusal) = match MemoryPlan::new(&file.gguf, &file.model, &profile, &options) {
         Ok(plan) => (Some(plan), None),

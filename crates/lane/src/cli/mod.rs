@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use decode_graph::Numerics;
 use kv_paged::KvType;
 
-use lane::{BackendChoice, ContextSize, LaneOptions, PlanOptions};
+use lane::{BackendChoice, ContextSize, FusionChoice, LaneOptions, PlanOptions};
 
 mod bench;
 mod chat;
@@ -133,6 +133,9 @@ struct LoadArgs {
     /// Matrix products in 8-bit integers, or in f32 on dequantised weights
     #[arg(long, value_enum, default_value = "q8")]
     numerics: NumericsArg,
+    /// A kernel an operation, or one kernel for the whole step (sm_90 and later) [auto: the faster]
+    #[arg(long, value_enum, default_value = "auto")]
+    fusion: FusionArg,
     /// Element type of the KV cache [default: f16, with exact numerics f32]
     #[arg(long, value_enum)]
     kv_type: Option<KvTypeArg>,
@@ -164,6 +167,23 @@ enum BackendArg {
 enum NumericsArg {
     Q8,
     Exact,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FusionArg {
+    Auto,
+    Ops,
+    Persistent,
+}
+
+impl From<FusionArg> for FusionChoice {
+    fn from(fusion: FusionArg) -> Self {
+        match fusion {
+            FusionArg::Auto => FusionChoice::Auto,
+            FusionArg::Ops => FusionChoice::Ops,
+            FusionArg::Persistent => FusionChoice::Persistent,
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -215,6 +235,7 @@ impl LoadArgs {
             plan: PlanOptions {
                 context: self.ctx,
                 numerics,
+                fusion: self.fusion.into(),
                 kv_type: self.kv_type.map(KvType::from),
                 usable_bytes: self.vram.map(|size| size.0),
             },

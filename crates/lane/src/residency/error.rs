@@ -1,6 +1,6 @@
 //! Refusals of a residency: values with numbers, after which nothing has changed (S13).
 
-use decode_graph::{GraphError, RecordError};
+use decode_graph::{GraphError, PersistentFailure, RecordError};
 use gpu_slab::SlabError;
 
 /// Why something was not made resident, or a step not run.
@@ -73,6 +73,9 @@ pub enum ResidencyError {
     /// Something must be resident first.
     #[error("no {0} is resident yet")]
     Missing(&'static str),
+    /// The watchdog ended a persistent step.
+    #[error(transparent)]
+    Persistent(#[from] PersistentFailure),
     /// The step cannot be recorded.
     #[error(transparent)]
     Record(#[from] RecordError),

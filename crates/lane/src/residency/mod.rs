@@ -2,10 +2,12 @@
 //! each thing loaded once and never moved (S1–S13).
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use decode_graph::{
-    Backend, ByteRange, Drive, Graph, GraphError, GraphTelemetry, Head, KvArena, Launch,
-    ModelWeights, Recording, StepArena, StepPlan, WeightRef, record,
+    Backend, ByteRange, Drive, Fusion, Graph, GraphError, GraphTelemetry, Head, KvArena, Launch,
+    ModelWeights, PersistentOptions, Recording, StepArena, StepPlan, WeightRef,
+    clear_persistent_failure, persistent_failure, record, record_persistent,
 };
 use gpu_slab::{DeviceMemory, QueuedRead, Slab, View};
 use kernels_ptx::{SamplingPack, TokenParams};
@@ -22,7 +24,10 @@ pub use limits::Limits;
 pub use sticky::StickyWrite;
 pub use weights::{PreloadReport, WeightSource};
 
-pub(crate) use weights::allocate_weight;
+pub(crate) use weights::{allocate_weight, packed_layout};
+
+/// Half of what the watchdog of a persistent step allows.
+const SUSPICIOUS: Duration = Duration::from_millis(500);
 
 /// Owns the slab, the resident weights, blobs, the sticky slot, the KV arena, the step arena,
 /// the parameter packs, and the graphs over them.
@@ -233,9 +238,30 @@ impl<B: Backend> Residency<B> {
         Ok(())
     }
 
-    fn record(&self, plan: &StepPlan, weights: &ModelWeights) -> Result<Recording, ResidencyError> {
+    /// Makes the graph that was captured for `head` the live one; false if there is none.
+    pub fn use_graph(&mut self, head: Head) -> bool {
+        let found = self.graphs.contains_key(&head);
+        if found {
+            self.live = Some(head);
+        }
+        found
+    }
+
+    fn record(
+        &mut self,
+        plan: &StepPlan,
+        weights: &ModelWeights,
+    ) -> Result<Recording, ResidencyError> {
         let kv = self.kv.ok_or(ResidencyError::Missing("KV arena"))?;
-        Ok(record(plan, weights, &kv, self.arena()?, &self.backend.profile())?)
+        let (arena, device) = (*self.arena()?, self.backend.profile());
+        let recording = match plan.fusion {
+            Fusion::Ops => record(plan, weights, &kv, &arena, &device),
+            Fusion::Persistent => {
+                let (slab, options) = (&mut self.slab, PersistentOptions::default());
+                record_persistent(slab, plan, weights, &kv, &arena, &device, options)
+            }
+        };
+        Ok(recording?)
     }
 
     /// The launches of the live graph, for tools that step through them.
@@ -282,8 +308,17 @@ impl<B: Backend> Residency<B> {
 
     /// Waits for a queued token.
     pub fn finish_token(&mut self, queued: QueuedRead) -> Result<u32, ResidencyError> {
+        let started = Instant::now();
         let mut token = 0u32;
         self.slab.finish_read(queued, bytemuck::bytes_of_mut(&mut token))?;
+        // No step takes this long unless its watchdog ended it: only then is asking worth a read.
+        if started.elapsed() >= SUSPICIOUS {
+            let arena = *self.arena()?;
+            if let Some(failure) = persistent_failure(&mut self.slab, &arena)? {
+                clear_persistent_failure(&mut self.slab, &arena)?;
+                return Err(ResidencyError::Persistent(failure));
+            }
+        }
         Ok(token)
     }
 

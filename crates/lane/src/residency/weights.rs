@@ -2,7 +2,9 @@
 
 use decode_graph::{Backend, WeightRef};
 use gpu_slab::{Allocate, SlabError, View};
-use q4k_soa::{Fingerprint, PackedLayout, Shape, WeightType, fingerprint, pack_rows_planes};
+use q4k_soa::{
+    Fingerprint, LayoutId, PackedLayout, Shape, WeightType, fingerprint, pack_rows_planes,
+};
 
 use super::{Residency, ResidencyError};
 
@@ -15,6 +17,8 @@ pub struct WeightSource<'a> {
     pub weight_type: WeightType,
     /// Rows and row length.
     pub shape: Shape,
+    /// How it is to be packed.
+    pub layout: LayoutId,
     /// The blocks, row by row.
     pub bytes: &'a [u8],
 }
@@ -33,6 +37,18 @@ pub struct PreloadReport {
 /// Source bytes packed and uploaded at a time: bounds the staging memory, and keeps a chunk
 /// within the caches between packing and copying.
 const CHUNK_BYTES: u64 = 4 << 20;
+
+/// The layout with this id.
+pub(crate) fn packed_layout(
+    layout: LayoutId,
+    weight_type: WeightType,
+    shape: Shape,
+) -> q4k_soa::Result<PackedLayout> {
+    if layout == LayoutId::STREAM {
+        return PackedLayout::stream(weight_type, shape);
+    }
+    PackedLayout::planes(weight_type, shape)
+}
 
 /// Room for a packed matrix; the one place that decides it, for plans and for loading.
 pub(crate) fn allocate_weight(
@@ -76,7 +92,7 @@ impl<B: Backend> Residency<B> {
         self.check_limit(name, "bytes", found, self.limits.max_blob_bytes)?;
         let weight_error = |source| ResidencyError::Weight { name: name.into(), source };
         let layout =
-            PackedLayout::planes(source.weight_type, source.shape).map_err(weight_error)?;
+            packed_layout(source.layout, source.weight_type, source.shape).map_err(weight_error)?;
         let key = fingerprint(&layout, source.bytes).map_err(weight_error)?;
         if let Some(weight) = self.weights.get(&key) {
             return Ok((*weight, false));
@@ -146,17 +162,20 @@ fn upload<M: gpu_slab::DeviceMemory>(
     layout: &PackedLayout,
     source: &WeightSource<'_>,
 ) -> Result<(), ResidencyError> {
-    let row_bytes = layout.row_bytes();
-    let rows_per_chunk = (CHUNK_BYTES / row_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+    let weight_error = |error| ResidencyError::Weight { name: source.name.into(), source: error };
+    let (row_bytes, per_block) = (layout.row_bytes(), u64::from(layout.rows_per_block()));
+    let blocks = (CHUNK_BYTES / (row_bytes * per_block).max(1)).max(1);
+    let rows_per_chunk = (blocks * per_block).min(u64::from(u32::MAX)) as u32;
     let n_out = source.shape.n_out;
-    let mut staging = vec![0; (u64::from(rows_per_chunk.min(n_out)) * row_bytes) as usize];
+    let mut staging = Vec::new();
     let mut first = 0;
     while first < n_out {
         let end = first.saturating_add(rows_per_chunk).min(n_out);
         let bytes = (u64::from(first) * row_bytes) as usize..(u64::from(end) * row_bytes) as usize;
-        let staging = &mut staging[..bytes.len()];
-        let pieces = pack_rows_planes(layout, first..end, &source.bytes[bytes], staging)
-            .map_err(|error| ResidencyError::Weight { name: source.name.into(), source: error })?;
+        let pieces = layout.pieces(first..end).map_err(weight_error)?;
+        staging.resize(pieces.iter().map(|piece| piece.len_bytes as usize).sum(), 0);
+        pack_rows_planes(layout, first..end, &source.bytes[bytes], &mut staging)
+            .map_err(weight_error)?;
         for piece in pieces.iter() {
             slab.write_view(view, piece.offset_bytes, &staging[piece.staging()])?;
         }

@@ -4,7 +4,8 @@
 use decode_graph::Numerics;
 use lane::tokenizer::Special;
 use lane::{
-    BackendChoice, DriveMode, GenerateOptions, Lane, LaneOptions, ModelFile, PlanOptions, Sampling,
+    BackendChoice, DriveMode, FusionChoice, GenerateOptions, Lane, LaneOptions, ModelFile,
+    PlanOptions, Sampling,
 };
 use serde::Deserialize;
 
@@ -53,7 +54,16 @@ pub(crate) fn whales() -> [Whale; 2] {
 }
 
 pub(crate) fn load(file: &ModelFile, backend: BackendChoice, numerics: Numerics) -> Lane {
-    let plan = PlanOptions { numerics, ..Default::default() };
+    load_fused(file, backend, numerics, FusionChoice::Auto)
+}
+
+pub(crate) fn load_fused(
+    file: &ModelFile,
+    backend: BackendChoice,
+    numerics: Numerics,
+    fusion: FusionChoice,
+) -> Lane {
+    let plan = PlanOptions { numerics, fusion, ..Default::default() };
     file.load(&LaneOptions { backend, plan, ..Default::default() }, &mut |_| {}).unwrap()
 }
 
@@ -69,7 +79,18 @@ pub(crate) fn ids(lane: &Lane, prompt: &[u32], options: GenerateOptions) -> Vec<
 impl Whale {
     /// Token ids, likelihoods and logits of every case.
     pub(crate) fn check_logits(&self, backend: BackendChoice, numerics: Numerics, tolerance: f64) {
-        let lane = load(&self.file, backend, numerics);
+        self.check_fused(backend, numerics, FusionChoice::Ops, tolerance);
+    }
+
+    /// The same for a form of the step.
+    pub(crate) fn check_fused(
+        &self,
+        backend: BackendChoice,
+        numerics: Numerics,
+        fusion: FusionChoice,
+        tolerance: f64,
+    ) {
+        let lane = load_fused(&self.file, backend, numerics, fusion);
         for case in &self.cases {
             let ids = lane.tokenizer().encode_prompt(&case.prompt, Special::AsText).unwrap();
             assert_eq!(ids, case.ids, "{}", case.prompt);
@@ -78,7 +99,10 @@ impl Whale {
 
             let error = case.error(logits);
             let start: String = case.prompt.chars().take(24).collect();
-            println!("{} {numerics:?} {start:?}: relative L2 error {error:.2e}", self.name);
+            println!(
+                "{} {numerics:?} {fusion:?} {start:?}: relative L2 error {error:.2e}",
+                self.name
+            );
             assert!(error < tolerance, "{}: {error}", case.prompt);
             let l2 = logits.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
             assert!((l2 / case.logits_l2 - 1.0).abs() < tolerance, "{}: {l2}", case.prompt);
