@@ -12,7 +12,7 @@
 #include "ring.cuh"
 
 constexpr u32 CONSUMER_WARPS = 12, CONSUMERS = CONSUMER_WARPS * 32;
-constexpr u32 WARP_HEADS = 4, DIMS = 8, TILE = 2;
+constexpr u32 WARP_HEADS = 4, DIMS = 8, TILE = 1;
 
 // Barrier of the warps that compute.
 __device__ __forceinline__ void sync_consumers() {

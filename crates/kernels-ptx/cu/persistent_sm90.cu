@@ -31,9 +31,14 @@
 //
 // Geometry: cooperative, a block of 448 threads per multiprocessor; the schedule knows the shared
 // memory. Alignment: weights and kv 16 bytes.
-#include "argmax.cuh"
 #include "persistent_attention.cuh"
 #include "stream.cuh"
+
+// The order of candidates as integers: the larger logit, then the lower id, is the larger key.
+// Adding +0 makes equal zeros of -0 and +0.
+__device__ __forceinline__ u64 logit_key(float value, u32 index) {
+    return u64(ordered_bits(value + 0.0f)) << 32 | ~index;
+}
 
 constexpr u32 PRODUCER = CONSUMER_WARPS, SUMMER = CONSUMER_WARPS + 1;
 constexpr u32 THREADS = (CONSUMER_WARPS + 2) * 32;
@@ -445,7 +450,7 @@ __device__ __forceinline__ void publish(const Block& b, const Op& op) {
 
 // Writes the logits of this block's rows; returns the best of this thread's.
 __device__ __forceinline__ u64 write_logits(const Block& b, const Op& op, float* logits) {
-    u64 key = candidate_key(-infinity(), 0xffffffff);
+    u64 key = logit_key(-infinity(), 0xffffffff);
     const u32 n_rows = op.runs[0].n_blocks * UNIT_ROWS;
     const float inverse = b.misc.inverse_rms;
     const float* sums = reinterpret_cast<const float*>(b.shared + b.h.scratch_at);
@@ -457,7 +462,7 @@ __device__ __forceinline__ u64 write_logits(const Block& b, const Op& op, float*
         }
         if (row < b.h.n_vocab) {
             logits[row] = sum * inverse;
-            key = max(key, candidate_key(sum * inverse, row));
+            key = max(key, logit_key(sum * inverse, row));
         }
     }
     return key;
@@ -497,7 +502,7 @@ __device__ __forceinline__ void finish(const Block& b, u64 key, u32* tokens, u32
         return;
     }
     if (h.greedy && load_relaxed(b.peers.exchange + FAILURE) == 0) {
-        const u32 chosen = from_candidate_key(best).index;
+        const u32 chosen = ~u32(best);
         token[0] = chosen;
         tokens[POSITION] = tokens[POSITION] + 1;
         tokens[RING_SLOT] = (tokens[RING_SLOT] + 1) % h.max_context_tokens;
@@ -525,7 +530,7 @@ __device__ __forceinline__ void attend(const Block& b, const Op& op, u32 op_inde
 __device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block_table, u32* tokens,
                                         float* logits, u32* token, u32* step_count) {
     volatile u32* limit = &b.misc.limit;
-    u64 key = candidate_key(-infinity(), 0xffffffff);
+    u64 key = logit_key(-infinity(), 0xffffffff);
     for (u32 i = 0; i < b.h.n_ops; i++) {
         const Op& op = b.ops[i];
         if (!b.skips(op)) {
