@@ -376,7 +376,7 @@ fn choose_on_host(
     let unpenalised = options.logprobs.map(|n_top| (n_top, logits.to_vec()));
     options.penalties.apply(&state.history, logits);
     let position = state.history.len().saturating_sub(1) as u32;
-    let id = draw(logits, &options.sampling, position).unwrap_or(0);
+    let id = draw(logits, &options.sampling, position)?;
     state.chosen = id;
     Ok((id, unpenalised.map(|(n_top, logits)| Logprobs::new(&logits, id, n_top))))
 }

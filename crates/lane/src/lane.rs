@@ -50,6 +50,9 @@ pub enum LaneError {
         /// Size of the vocabulary.
         n_vocab: u32,
     },
+    /// The host cannot choose as the device does.
+    #[error("cannot choose a token on the host: {0}")]
+    Choice(#[from] kernels_ptx::ParamError),
     /// An option has a value that means nothing.
     #[error("{what} {value}: must be {allowed}")]
     Option {

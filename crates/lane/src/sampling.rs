@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use decode_graph::Head;
-use kernels_ptx::{Arg, Kernel, SamplingPack, Slice, TokenParams, TwinArgs};
+use kernels_ptx::{Access, Arg, Kernel, ParamKind, SamplingPack, Slice, TokenParams, TwinArgs};
 
 use crate::lane::LaneError;
 
@@ -133,23 +133,53 @@ fn allow(
     Err(LaneError::Option { what, value: value.to_string(), allowed })
 }
 
-/// The token that the device would draw from `logits` behind the token at `position`; `None` from
-/// no logits.
-pub fn draw(logits: &[f32], sampling: &Sampling, position: u32) -> Option<u32> {
-    if logits.is_empty() {
-        return None;
+/// The token that the device would draw from `logits` behind the token at `position`.
+pub fn draw(logits: &[f32], sampling: &Sampling, position: u32) -> Result<u32, LaneError> {
+    let n_vocab = logits.len() as u32;
+    if n_vocab == 0 {
+        return Err(LaneError::TokenOutOfRange { id: 0, n_vocab });
     }
-    let (pack, at) =
-        (sampling.pack(), TokenParams { absolute_position: position, ..Default::default() });
-    let mut token = 0u32;
+    let pack = sampling.pack();
+    let mut tokens = TokenParams { absolute_position: position, ..Default::default() };
+    let (mut token, mut step_count) = (0u32, 0u32);
+    // What the kernel does besides, counting steps and preparing the next, is of no use here.
+    let mut given = [
+        ("logits", Some(Given::Read(bytemuck::cast_slice(logits)))),
+        ("sampling", Some(Given::Read(bytemuck::bytes_of(&pack)))),
+        ("tokens", Some(Given::Write(bytemuck::bytes_of_mut(&mut tokens)))),
+        ("step_count", Some(Given::Write(bytemuck::bytes_of_mut(&mut step_count)))),
+        ("token", Some(Given::Write(bytemuck::bytes_of_mut(&mut token)))),
+        ("n_vocab", Some(Given::Value(n_vocab))),
+        ("max_context_tokens", Some(Given::Value(u32::MAX))),
+    ];
     let mut args = TwinArgs::new();
-    args.push(Arg::Buffer(Slice::Shared(bytemuck::cast_slice(logits))));
-    args.push(Arg::Buffer(Slice::Shared(bytemuck::bytes_of(&pack))));
-    args.push(Arg::Buffer(Slice::Shared(bytemuck::bytes_of(&at))));
-    args.push(Arg::Buffer(Slice::Exclusive(bytemuck::bytes_of_mut(&mut token))));
-    args.push(Arg::U32(logits.len() as u32));
-    Kernel::Sample.run_twin(args).ok()?;
-    Some(token)
+    for param in Kernel::Sample.params() {
+        let value = given.iter_mut().find(|(name, _)| *name == param.name);
+        let value = value.and_then(|(_, value)| value.take());
+        args.push(value.map_or(Arg::Null, |value| value.of_kind(param.kind)));
+    }
+    Kernel::Sample.run_twin(args)?;
+    Ok(token)
+}
+
+/// An argument before it is known how its parameter is used.
+enum Given<'a> {
+    Read(&'a [u8]),
+    Write(&'a mut [u8]),
+    Value(u32),
+}
+
+impl<'a> Given<'a> {
+    fn of_kind(self, kind: ParamKind) -> Arg<Slice<'a>> {
+        match (self, kind) {
+            (Given::Value(value), _) => Arg::U32(value),
+            (Given::Read(bytes), _) => Arg::Buffer(Slice::Shared(bytes)),
+            (Given::Write(bytes), ParamKind::Buffer { access: Access::Read, .. }) => {
+                Arg::Buffer(Slice::Shared(bytes))
+            }
+            (Given::Write(bytes), _) => Arg::Buffer(Slice::Exclusive(bytes)),
+        }
+    }
 }
 
 /// A token and how likely the model found it.

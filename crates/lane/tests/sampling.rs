@@ -100,7 +100,8 @@ fn values_that_mean_nothing_are_refused() {
     }
     let options = GenerateOptions { stop: vec![String::new()], ..Default::default() };
     assert!(matches!(options.check(), Err(LaneError::Option { .. })));
-    assert_eq!(draw(&[], &Sampling::GREEDY, 0), None);
+    assert!(draw(&[], &Sampling::GREEDY, 0).is_err());
+    assert_eq!(draw(&[1.0, 5.0, 5.0], &Sampling::GREEDY, 0).unwrap(), 1);
 }
 
 proptest! {
