@@ -23,7 +23,7 @@ modules! {
     ("gemv_q8", "compute_90", "8.4", 0x8e2b0907c0a26f84, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
     ("gemv_residual", "compute_80", "8.4", 0x7a6e2366a2763694, include_str!("gemv_residual.compute_80.ptx"), ["gemv_residual"]);
     ("gemv_residual", "compute_90", "8.4", 0xd9e122d08d789f87, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
-    ("persistent_sm90", "compute_90", "8.4", 0x7cccb7599529afcc, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
+    ("persistent_sm90", "compute_90", "8.4", 0xcae8fd7d608a5ade, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x0658de9d3643489e, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0xbcd6d9c877e59608, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
     ("rms_norm", "compute_80", "8.4", 0xedf98d70da7bdae9, include_str!("rms_norm.compute_80.ptx"), ["rms_norm"]);

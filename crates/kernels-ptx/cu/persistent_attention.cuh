@@ -284,9 +284,18 @@ struct Attention {
         return dot;
     }
 
+    // Warps of a part of the heads that have something: a unit, or behind the last the newest token.
+    __device__ __forceinline__ u32 active_warps() const {
+        const u32 warps = CONSUMER_WARPS / div_ceil(group(), WARP_HEADS);
+        return min(item.units + item.newest, warps);
+    }
+
     // This warp's part of the segment, for its heads, to scratch[warp][head][max, sum, values].
     __device__ __forceinline__ void attend() const {
         const u32 parts = div_ceil(group(), WARP_HEADS), warps = CONSUMER_WARPS / parts;
+        if (warp / parts >= active_warps()) {
+            return;
+        }
         const u32 first_head = warp % parts * WARP_HEADS;
         const u32 n_heads = min(group() - first_head, WARP_HEADS);
         const u32 team = team_lanes(), n_teams = 32 / team;
@@ -357,7 +366,7 @@ struct Attention {
             }
             ring.release(position, SLOT_ARRIVALS / parts);
         }
-        if (item.newest && warp / parts == warps - 1) {
+        if (item.newest && warp / parts == item.units % warps) {
             float rows[1][DIMS];
             const float* key = heads() + group() * h.head_dim;
 #pragma unroll
@@ -426,6 +435,7 @@ struct Attention {
         const u32 parts = div_ceil(group(), WARP_HEADS);
         const u32 record = 2 + h.head_dim, n_records = min(group(), WARP_HEADS);
         const u32 pairs = h.head_dim / 2, n_words = group() * pairs;
+        const u32 n_active = active_warps();
         u32* vector = peers.exchange + op.attention + item.kv_head * n_words;
         u32 published = 0;
         for (u32 start = warp * 32; start < n_words; start += CONSUMERS) {
@@ -436,11 +446,11 @@ struct Attention {
                     scratch() + (query / WARP_HEADS * n_records + query % WARP_HEADS) * record;
                 const u32 stride = parts * n_records * record;
                 float max = -infinity();
-                for (u32 w = 0; w < CONSUMER_WARPS / parts; w++) {
+                for (u32 w = 0; w < n_active; w++) {
                     max = fmaxf(max, records[w * stride]);
                 }
                 float sum = 0.0f, low = 0.0f, high = 0.0f;
-                for (u32 w = 0; w < CONSUMER_WARPS / parts; w++) {
+                for (u32 w = 0; w < n_active; w++) {
                     const float* of_warp = records + w * stride;
                     const float factor =
                         of_warp[0] == -infinity() ? 0.0f : exp2_approx(of_warp[0] - max);
