@@ -105,8 +105,6 @@ pub struct StepPlan {
     pub attention_scale: f32,
     /// Attention segments.
     pub n_segments: u32,
-    /// Vocabulary slices of argmax.
-    pub n_slices: u32,
 }
 
 impl StepPlan {
@@ -132,7 +130,6 @@ impl StepPlan {
             embed_scale: 1.0,
             attention_scale: 1.0 / (dims.head_dim as f32).sqrt(),
             n_segments: device.attention_segments(dims.n_kv_head, kv.max_context_tokens()),
-            n_slices: device.argmax_slices(dims.n_vocab),
         }
     }
 }
@@ -245,8 +242,12 @@ pub struct StepArena {
     pub ffn_mid: View,
     /// f32 `[n_vocab]`.
     pub logits: View,
-    /// [`kernels_ptx::Candidate`] `[n_slices]`.
-    pub candidates: View,
+    /// u32 `[n_kv_head + 1]`: blocks of attention that are done, then those of the choice of a
+    /// token; zero before the first step.
+    pub arrivals: View,
+    /// u32 `[2]`: the best candidate among those of the blocks that are done; zero before the first
+    /// step.
+    pub best: View,
     /// u32: the token chosen.
     pub token: View,
     /// [`kernels_ptx::TokenParams`] `[n_tokens]`.
@@ -303,7 +304,8 @@ impl StepArena {
             tokens: floats("step.tokens", tokens * 3)?,
             step_count: floats("step.step_count", 1)?,
             sampling: floats("step.sampling", 6)?,
-            candidates: floats("step.candidates", u64::from(plan.n_slices) * 2)?,
+            arrivals: floats("step.arrivals", u64::from(d.n_kv_head) + 1)?,
+            best: floats("step.best", 2)?,
             groups: floats("step.groups", tokens * widest.div_ceil(32) * 2)?,
             quants: memory.allocate("step.quants", tokens * widest)?,
             persistent: match plan.fusion {
@@ -328,7 +330,8 @@ impl StepArena {
             self.attention,
             self.ffn_mid,
             self.logits,
-            self.candidates,
+            self.arrivals,
+            self.best,
             self.token,
             self.tokens,
             self.step_count,

@@ -135,6 +135,16 @@ enum Epilogue {
     Swiglu,
 }
 
+/// One layer's part of the KV cache.
+struct LayerCache {
+    kv: View,
+    block_table: View,
+    n_blocks: u32,
+    /// f16, else f32.
+    half: bool,
+    elem_bytes: u32,
+}
+
 /// Up to three matrices with one input, as numbers; 0 for those that are not there.
 struct Matrices {
     types: [u32; 3],
@@ -237,19 +247,103 @@ impl Recorder<'_> {
             self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
         }
 
-        let (rope, attention, kv_elem_bytes) = match plan.kv.kv_type() {
-            KvType::F32 => (Kernel::RopeAppendF32, Kernel::AttentionF32, 4),
-            KvType::F16 => (Kernel::RopeAppendF16, Kernel::AttentionF16, 2),
+        let cache = self.layer_cache(index)?;
+        if tokens == 1 {
+            self.attention_step(layer, &cache, inverse_frequencies)?;
+        } else {
+            self.attention_of_many(layer, &cache, inverse_frequencies)?;
+        }
+        let (residual, out) = (arena.hidden_a, arena.hidden_b);
+        if self.fuses(&[layer.o], tokens) {
+            return self.gemv_residual(
+                "output projection",
+                layer.o,
+                arena.attention,
+                residual,
+                out,
+            );
+        }
+        let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
+        let residual = Epilogue::Add(residual);
+        self.gemv("output projection", &[layer.o], input, None, residual, out, tokens)
+    }
+
+    fn layer_cache(&self, index: u32) -> Result<LayerCache, RecordError> {
+        let (config, at) = (&self.plan.kv, u64::from(index));
+        let (half, elem_bytes) = match config.kv_type() {
+            KvType::F32 => (false, 4),
+            KvType::F16 => (true, 2),
             #[allow(unreachable_patterns)]
             other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
         };
-        let n_blocks = plan.kv.blocks_per_layer();
-        let layer_bytes = plan.kv.total_bytes() / u64::from(d.n_layer);
-        let at = u64::from(index);
-        let kv = self.slice("kv", self.kv.blocks, at * layer_bytes..(at + 1) * layer_bytes)?;
+        let n_blocks = config.blocks_per_layer();
+        let layer_bytes = config.total_bytes() / u64::from(self.plan.dims.n_layer);
         let table_bytes = u64::from(n_blocks) * 4;
-        let block_table =
-            self.slice("kv table", self.kv.table, at * table_bytes..(at + 1) * table_bytes)?;
+        let part = |bytes: u64| at * bytes..(at + 1) * bytes;
+        Ok(LayerCache {
+            kv: self.slice("kv", self.kv.blocks, part(layer_bytes))?,
+            block_table: self.slice("kv table", self.kv.table, part(table_bytes))?,
+            n_blocks,
+            half,
+            elem_bytes,
+        })
+    }
+
+    /// Of one token: everything between the products of q, k and v and the output projection.
+    fn attention_step(
+        &mut self,
+        layer: &LayerWeights,
+        cache: &LayerCache,
+        inverse_frequencies: View,
+    ) -> Result<(), RecordError> {
+        let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
+        let kernel = if cache.half { Kernel::AttentionStepF16 } else { Kernel::AttentionStepF32 };
+        let arrivals_bytes = u64::from(d.n_kv_head) * 4;
+        let args = ops::attention_step::Args {
+            qkv: arena.qkv,
+            q_norm: layer.q_norm,
+            k_norm: layer.k_norm,
+            inverse_frequencies,
+            tokens: arena.tokens,
+            block_table: cache.block_table,
+            kv: cache.kv,
+            partials: arena.partials,
+            arrivals: self.slice("arrivals", arena.arrivals, 0..arrivals_bytes)?,
+            out: arena.attention,
+            n_head: d.n_head,
+            n_kv_head: d.n_kv_head,
+            head_dim: d.head_dim,
+            n_pairs: plan.rope.n_pairs,
+            pairing: plan.rope.pairing as u32,
+            block_size: plan.kv.block_size_tokens(),
+            n_blocks: cache.n_blocks,
+            max_context_tokens: plan.kv.max_context_tokens(),
+            n_segments: plan.n_segments,
+            segment_min: DeviceProfile::SEGMENT_MIN,
+            window: layer.window,
+            kv_elem_bytes: cache.elem_bytes,
+            norm_eps: plan.norm_eps,
+            magnitude: plan.rope.magnitude,
+            scale: plan.attention_scale,
+        };
+        launch!(self, "attention", kernel, args);
+        Ok(())
+    }
+
+    /// Of several tokens, each of which attends to those before it: all are appended first.
+    fn attention_of_many(
+        &mut self,
+        layer: &LayerWeights,
+        cache: &LayerCache,
+        inverse_frequencies: View,
+    ) -> Result<(), RecordError> {
+        let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
+        let (rope, attention) = match cache.half {
+            true => (Kernel::RopeAppendF16, Kernel::AttentionF16),
+            false => (Kernel::RopeAppendF32, Kernel::AttentionF32),
+        };
+        let (kv, block_table, n_blocks) = (cache.kv, cache.block_table, cache.n_blocks);
+        let kv_elem_bytes = cache.elem_bytes;
         let args = ops::rope_append::Args {
             qkv: arena.qkv,
             q_norm: layer.q_norm,
@@ -301,19 +395,7 @@ impl Recorder<'_> {
             n_segments: plan.n_segments,
         };
         launch!(self, "attention combine", Kernel::AttentionCombine, args);
-        let (residual, out) = (arena.hidden_a, arena.hidden_b);
-        if self.fuses(&[layer.o], tokens) {
-            return self.gemv_residual(
-                "output projection",
-                layer.o,
-                arena.attention,
-                residual,
-                out,
-            );
-        }
-        let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
-        let residual = Epilogue::Add(residual);
-        self.gemv("output projection", &[layer.o], input, None, residual, out, tokens)
+        Ok(())
     }
 
     fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), RecordError> {
@@ -350,6 +432,9 @@ impl Recorder<'_> {
         expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
         let (output, norm) = ([weights.output], weights.output_norm);
         if self.fuses(&output, 1) {
+            if plan.head == Head::Greedy {
+                return self.greedy_head(weights.output, hidden, norm);
+            }
             self.gemv_norm("logits", &output, hidden, norm, None, arena.logits)?;
         } else {
             let input = self.norm("output norm", hidden, norm, 1)?;
@@ -358,40 +443,67 @@ impl Recorder<'_> {
         self.choose_and_advance()
     }
 
+    /// Logits, the likeliest token, and the step's own advance.
+    fn greedy_head(&mut self, output: WeightRef, x: View, norm: View) -> Result<(), RecordError> {
+        let (plan, arena) = (self.plan, self.arena);
+        let Matrices { types, rows, n_in } = self.matrices("logits", &[output])?;
+        let args = ops::head::Args {
+            w: output.view,
+            x,
+            norm,
+            logits: arena.logits,
+            best: arena.best,
+            arrivals: self.choice_arrivals()?,
+            token: arena.token,
+            tokens: arena.tokens,
+            step_count: arena.step_count,
+            ggml_type: types[0],
+            n_vocab: rows[0],
+            n_in,
+            max_context_tokens: plan.kv.max_context_tokens(),
+            eps: plan.norm_eps,
+        };
+        launch!(self, "logits and argmax", Kernel::Head, args);
+        Ok(())
+    }
+
     /// The token from the logits, and the step's own advance.
     fn choose_and_advance(&mut self) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
         let n_vocab = plan.dims.n_vocab;
+        let (token, tokens, step_count) = (arena.token, arena.tokens, arena.step_count);
+        let max_context_tokens = plan.kv.max_context_tokens();
         if plan.head == Head::Greedy {
-            let n_slices = plan.n_slices;
-            let args = ops::argmax_slices::Args {
+            let args = ops::argmax::Args {
                 logits: arena.logits,
-                best: arena.candidates,
+                best: arena.best,
+                arrivals: self.choice_arrivals()?,
+                token,
+                tokens,
+                step_count,
                 n_vocab,
-                n_slices,
+                max_context_tokens,
             };
-            launch!(self, "argmax", Kernel::ArgmaxSlices, args);
-            let args =
-                ops::argmax_finish::Args { best: arena.candidates, token: arena.token, n_slices };
-            launch!(self, "argmax of slices", Kernel::ArgmaxFinish, args);
+            launch!(self, "argmax", Kernel::Argmax, args);
         } else {
             let args = ops::sample::Args {
                 logits: arena.logits,
                 sampling: arena.sampling,
-                tokens: arena.tokens,
-                token: arena.token,
+                tokens,
+                step_count,
+                token,
                 n_vocab,
+                max_context_tokens,
             };
             launch!(self, "sample", Kernel::Sample, args);
         }
-        let args = ops::advance::Args {
-            token: arena.token,
-            tokens: arena.tokens,
-            step_count: arena.step_count,
-            max_context_tokens: plan.kv.max_context_tokens(),
-        };
-        launch!(self, "advance", Kernel::Advance, args);
         Ok(())
+    }
+
+    /// The counter behind those of the attention.
+    fn choice_arrivals(&self) -> Result<View, RecordError> {
+        let at = u64::from(self.plan.dims.n_kv_head) * 4;
+        self.slice("arrivals", self.arena.arrivals, at..at + 4)
     }
 
     /// Whether a product of these matrices and `n_tokens` vectors takes its input as it comes, and

@@ -63,6 +63,13 @@ __device__ __forceinline__ V load_constant(const T* from) {
     }
 }
 
+// As load, of what another block of the grid wrote, see last_to_arrive. Not from the cache of this
+// multiprocessor.
+template <class V, class T>
+__device__ __forceinline__ V load_published(const T* from) {
+    return __ldcg(reinterpret_cast<const V*>(from));
+}
+
 // As load_constant, if the condition holds; else the value stays. No branch.
 __device__ __forceinline__ void load_constant_if(bool condition, const u8* from, uint4& value) {
     asm volatile(
@@ -207,6 +214,24 @@ __device__ __forceinline__ float inverse_rms(float sum_of_squares, u32 n, float 
     return 1.0f / sqrtf(sum_of_squares / n + eps);
 }
 
+// Whether this block is the last of `count` that come here: it sees with load_published what the
+// others wrote before they came. All threads call it, once. The counter is 0 before and after.
+//
+// A barrier orders the block's writes before thread 0's fence, the fence before the count, and so
+// the other way round in the last block: by the barriers' and the fences' synchronisation, every
+// write of every block happens before every read behind the call.
+__device__ __forceinline__ bool last_to_arrive(Global<u32> counter, u32 count) {
+    SHARED(u32, is_last, 1);
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        __threadfence();
+        is_last[0] = atomicInc(counter, count - 1) == count - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    return is_last[0] != 0;
+}
+
 // Floats as integers of the same order. NaN counts as -infinity; -0 is below +0.
 __device__ __forceinline__ u32 ordered_bits(float value) {
     const u32 bits = __float_as_uint(value == value ? value : -infinity());
@@ -273,7 +298,20 @@ struct CacheIndex {
         return at(slot, 1, head);
     }
     __device__ __forceinline__ u64 at(u32 slot, u32 part, u32 head) const {
-        const u64 plane = (u64(block_table[slot / block_size]) * 2 + part) * n_kv_head + head;
+        const u64 plane = (u64(load_constant<u32>(block_table + slot / block_size)) * 2 + part) * n_kv_head + head;
         return (plane * block_size + slot % block_size) * head_dim;
     }
 };
+
+// Writes an element of a cached row, which is f32 or, for u16, f16; returns what the cache holds.
+template <class Elem>
+__device__ __forceinline__ float store_cached(Global<u8> row, u32 i, float value) {
+    if constexpr (sizeof(Elem) == 2) {
+        const u16 half = float_to_half(value);
+        store(row + u64(i) * 2, half);
+        return half_to_float(half);
+    } else {
+        store(row + u64(i) * 4, value);
+        return value;
+    }
+}

@@ -1,4 +1,4 @@
-// Draws the next token.
+// Draws the next token, and makes it the input of the next step.
 //
 // The candidates are the top_k largest logits (0 or above 1024: 1024) in falling order, equal
 // logits by rising id, NaN as -infinity. With p_i = e^(logit_i - logit_first): the shortest run
@@ -7,15 +7,16 @@
 // temperature), and the first i is taken whose running weight exceeds u * (sum of weights), u in
 // [0, 1) from seed and position. A temperature at or below 0 takes the first candidate.
 //
-// logits     [n_vocab]
-// sampling   [1]
-// tokens     [3]
-// token      [1]
+// logits       [n_vocab]
+// sampling     [1]
+// tokens       [3]
+// step_count   [1]
+// token        [1]
 //
 // Geometry: one block of 1024 threads: candidates are found by radix selection on 64-bit keys
 // (logit, then id), sorted and weighed a thread each.
 // Alignment: of the elements.
-#include "common.cuh"
+#include "choose.cuh"
 
 constexpr u32 THREADS = 1024, MAX_CANDIDATES = 1024;
 constexpr u32 DIGIT_BITS = 11, BINS = 1 << DIGIT_BITS;
@@ -144,7 +145,8 @@ __device__ __forceinline__ float uniform(u64 seed, u32 position) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample(Global<const float> logits, Global<const SamplingPack> sampling,
-           Global<const u32> tokens, Global<u32> token, u32 n_vocab) {
+           Global<u32> tokens, Global<u32> step_count, Global<u32> token, u32 n_vocab,
+           u32 max_context_tokens) {
     begin();
     const SamplingPack pack = sampling[0];
     u32 keep = pack.top_k >= 1 && pack.top_k <= MAX_CANDIDATES ? pack.top_k : MAX_CANDIDATES;
@@ -208,6 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (i == 0) {
-        token[0] = ~u32(keys[chosen[0]]);
+        const NextStep next = {token, tokens, step_count, max_context_tokens};
+        next.begin_with(~u32(keys[chosen[0]]));
     }
 }

@@ -29,20 +29,15 @@ impl DeviceProfile {
         compute_capability: 86,
     };
 
-    /// Segments that attention is cut into: enough blocks for every SM at full context, never
-    /// more than the context has segments of [`Self::SEGMENT_MIN`] tokens.
+    /// Segments that attention is cut into: two blocks for every SM at full context and no third,
+    /// never more than the context has segments of [`Self::SEGMENT_MIN`] tokens.
     pub fn attention_segments(&self, n_kv_head: u32, max_context_tokens: u32) -> u32 {
-        let wanted = (2 * self.sm_count).div_ceil(n_kv_head.max(1));
+        let wanted = 2 * self.sm_count / n_kv_head.max(1);
         wanted.min(max_context_tokens.div_ceil(Self::SEGMENT_MIN)).max(1)
     }
 
     /// Fewest tokens of an attention segment.
     pub const SEGMENT_MIN: u32 = 64;
-
-    /// Slices that argmax cuts the vocabulary into.
-    pub fn argmax_slices(&self, n_vocab: u32) -> u32 {
-        n_vocab.div_ceil(1024).clamp(1, 2 * self.sm_count)
-    }
 }
 
 /// Grid, block and dynamic shared memory of a launch.

@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use crate::table::Kernel;
 
 /// Most parameters any kernel takes; lets argument lists live on the stack.
-pub const MAX_PARAMS: usize = 24;
+pub const MAX_PARAMS: usize = 28;
 
 /// What a kernel does with a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -80,14 +80,16 @@ kernels! {
     AttentionF16 = attention_f16: attention v 1,
     /// Sum of the segments of an attention.
     AttentionCombine = attention_combine: attention_combine v 1,
-    /// Largest logit of each slice of the vocabulary.
-    ArgmaxSlices = argmax_slices: argmax_slices v 1,
-    /// Largest of the slices.
-    ArgmaxFinish = argmax_finish: argmax_finish v 1,
-    /// Draws the next token from the logits.
-    Sample = sample: sample v 1,
-    /// Makes the chosen token the input of the next step.
-    Advance = advance: advance v 1,
+    /// RoPE, append to an f32 KV cache, and attention of one token.
+    AttentionStepF32 = attention_step_f32: attention_step v 1,
+    /// RoPE, append to an f16 KV cache, and attention of one token.
+    AttentionStepF16 = attention_step_f16: attention_step v 1,
+    /// Takes the likeliest token, and makes it the input of the next step.
+    Argmax = argmax: argmax v 1,
+    /// RMS norm, logits, the likeliest token, and the input of the next step.
+    Head = head: head v 1,
+    /// Draws the next token from the logits, and makes it the input of the next step.
+    Sample = sample: sample v 2,
     /// The whole step of one token.
     Persistent = persistent_sm90: persistent_sm90 v 1,
 }

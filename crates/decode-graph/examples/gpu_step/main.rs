@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use decode_graph::{Backend, ByteRange, CudaBackend, Graph, Launch, record};
 use gpu_slab::DeviceMemory;
-use kernels_ptx::TokenParams;
+use kernels_ptx::{Arg, TokenParams};
 
 use model::{Model, SHAPES, Shape};
 use variant::{Trigger, Variant};
@@ -179,6 +179,21 @@ fn vary(backend: &mut CudaBackend, model: &mut Model, options: &Options) -> Resu
     Ok(())
 }
 
+/// Makes the grid of a matrix product larger. Where a kernel is told how blocks are shared among
+/// matrices, it is told anew.
+fn multiply_blocks(launch: &mut Launch<ByteRange>, factor: u32) {
+    let source = launch.kernel.source();
+    if !source.starts_with("gemv") && source != "head" {
+        return;
+    }
+    launch.geometry.grid[0] *= factor;
+    for (arg, param) in launch.args.iter_mut().zip(launch.kernel.params()) {
+        if let (Arg::U32(blocks), true) = (arg, param.name.starts_with("blocks")) {
+            *blocks *= factor;
+        }
+    }
+}
+
 struct Bench<'a> {
     backend: &'a mut CudaBackend,
     model: &'a mut Model,
@@ -196,11 +211,7 @@ impl<'a> Bench<'a> {
         let Model { plan, weights, kv, arena, slab } = &*model;
         let recording = record(plan, weights, kv, arena, &backend.profile())?;
         let (mut launches, _) = Graph::bind(backend, slab, &recording)?;
-        for launch in &mut launches {
-            if launch.kernel.source().starts_with("gemv") {
-                launch.geometry.grid[0] *= change.blocks;
-            }
-        }
+        launches.iter_mut().for_each(|launch| multiply_blocks(launch, change.blocks));
         Ok(Self { backend, model, variant, launches })
     }
 
@@ -325,9 +336,10 @@ impl<'a> Bench<'a> {
     /// Weights and live cache that the launches read.
     fn bytes_of(&self, launches: &[Launch<ByteRange>], depth: u32) -> f64 {
         let weights = launches.iter().flat_map(|launch| launch.buffers());
-        let weights = weights.filter(|(name, ..)| ["w0", "w1", "w2"].contains(name));
+        let weights =
+            weights.filter(|(name, ..)| ["w", "w0", "w1", "w2", "gate", "up"].contains(name));
         let bytes: u64 = weights.map(|(_, _, range)| range.len_bytes).sum();
-        let attention = launches[0].kernel.name().contains("attention_f");
+        let attention = ["attention", "attention_step"].contains(&launches[0].kernel.source());
         let kv = if attention { self.model.kv_bytes(depth) } else { 0 };
         (bytes + kv) as f64
     }

@@ -79,6 +79,9 @@ tests! {
     gemv_q8_store: GemvQ8Store,
     gemv_q8_add: GemvQ8Add,
     gemv_q8_swiglu: GemvQ8Swiglu,
+    gemv_norm: GemvNorm,
+    gemv_norm_swiglu: GemvNormSwiglu,
+    gemv_residual: GemvResidual,
     gemv_f32_store: GemvF32Store,
     gemv_f32_add: GemvF32Add,
     gemv_f32_swiglu: GemvF32Swiglu,
@@ -87,10 +90,11 @@ tests! {
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
     attention_combine: AttentionCombine,
-    argmax_slices: ArgmaxSlices,
-    argmax_finish: ArgmaxFinish,
+    attention_step_f32: AttentionStepF32,
+    attention_step_f16: AttentionStepF16,
+    argmax: Argmax,
+    head: Head,
     sample: Sample,
-    advance: Advance,
 }
 
 /// A buffer of a case with what the kernel does with it.

@@ -4,10 +4,11 @@ use bytemuck::Pod;
 use decode_graph::{Backend, CudaBackend};
 use half::f16;
 use kernels_ptx::ops::{
-    advance, argmax_finish, argmax_slices, attention, attention_combine, embed, gemv_f32, gemv_q8,
-    quantize_q8, rms_norm, rms_norm_q8, rope_append, sample,
+    argmax, attention, attention_combine, attention_step, embed, gemv_f32, gemv_norm,
+    gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_q8,
+    rope_append, sample,
 };
-use kernels_ptx::{Candidate, DeviceProfile, Kernel, SamplingPack};
+use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
 use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
 
 use crate::cu::cases::{Buf, Builder, Case, Compare, Memory, Random};
@@ -88,17 +89,24 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
             Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => {
                 cases.push(rope_case(kernel, model, device, random));
             }
-            Kernel::AttentionF32 | Kernel::AttentionF16 => {
+            Kernel::AttentionF32
+            | Kernel::AttentionF16
+            | Kernel::AttentionStepF32
+            | Kernel::AttentionStepF16 => {
+                let step = matches!(kernel, Kernel::AttentionStepF32 | Kernel::AttentionStepF16);
+                let case = if step { attention_step_case } else { attention_case };
                 for (n_context, window) in [(1, 0), (777, 0), (4097, 0), (8192, 0), (9000, 1024)] {
                     let context = Context { n_context, max_context_tokens: 8192, window };
-                    cases.push(attention_case(kernel, model, context, device, random));
+                    cases.push(case(kernel, model, context, device, random));
                 }
             }
             Kernel::AttentionCombine => cases.push(combine_case(model, device, random)),
-            Kernel::ArgmaxSlices => cases.push(slices_case(model, device, random)),
-            Kernel::ArgmaxFinish => cases.push(finish_case(model, device, random)),
+            Kernel::Argmax => cases.push(argmax_case(model, device, random)),
+            Kernel::Head => cases.push(head_case(model, device, random)),
+            Kernel::GemvNorm => cases.push(gemv_norm_case(model, device, random)),
+            Kernel::GemvNormSwiglu => cases.push(gemv_norm_swiglu_case(model, device, random)),
+            Kernel::GemvResidual => cases.extend(gemv_residual_cases(model, device, random)),
             Kernel::Sample => cases.extend(sample_cases(model, device, random)),
-            Kernel::Advance => cases.push(advance_case(model, device)),
             _ => gemv_cases(kernel, model, device, random, &mut cases),
         }
     }
@@ -388,30 +396,169 @@ fn combine_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Ca
     )
 }
 
-fn slices_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
-    let n_vocab = model.n_vocab;
-    let n_slices = device.argmax_slices(n_vocab);
+fn attention_step_case(
+    kernel: Kernel,
+    model: Model,
+    context: Context,
+    device: &DeviceProfile,
+    random: &mut Random,
+) -> Case {
+    let Model { n_head, n_kv_head, head_dim, .. } = model;
+    let Context { n_context, max_context_tokens, window } = context;
+    let half = kernel == Kernel::AttentionStepF16;
+    let (n_blocks, n_pairs) = (max_context_tokens / BLOCK_SIZE, head_dim / 2);
+    let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
+    let position = n_context - 1;
+    let frequencies: Vec<f64> =
+        (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
+    let kv = cache(model, n_blocks, half, random);
+    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let record = 2 + head_dim;
+    let partials = random.floats((n_head * n_segments * record) as usize);
     let mut b = Buffers::default();
-    let args = argmax_slices::Args {
-        logits: b.input(&random.floats(n_vocab as usize)),
-        best: b.output::<Candidate>(n_slices, Compare::Exact),
-        n_vocab,
-        n_slices,
+    let args = attention_step::Args {
+        qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
+        q_norm: None,
+        k_norm: None,
+        inverse_frequencies: b.input(&frequencies),
+        tokens: b.input(&[position, position % max_context_tokens, 0]),
+        block_table: b.input(&random.shuffled(n_blocks)),
+        kv: b.memory(Memory { bytes: kv, set: None, compare }),
+        partials: b.memory(Memory {
+            bytes: bytemuck::cast_slice(&partials).to_vec(),
+            set: None,
+            compare: Compare::F32 { per: record as usize },
+        }),
+        arrivals: b.input(&vec![0u32; n_kv_head as usize]),
+        out: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
+        n_head,
+        n_kv_head,
+        head_dim,
+        n_pairs,
+        pairing: 0,
+        block_size: BLOCK_SIZE,
+        n_blocks,
+        max_context_tokens,
+        n_segments,
+        segment_min: DeviceProfile::SEGMENT_MIN,
+        window,
+        kv_elem_bytes: if half { 2 } else { 4 },
+        norm_eps: 1e-5,
+        magnitude: 1.0,
+        scale: 1.0 / (head_dim as f32).sqrt(),
     };
-    case!(b, Kernel::ArgmaxSlices, format!("{n_vocab} in {n_slices}"), args, device)
+    case!(b, kernel, format!("{}, {context:?}", model.name), args, device)
 }
 
-fn finish_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
-    let n_slices = device.argmax_slices(model.n_vocab);
-    let best: Vec<Candidate> =
-        (0..n_slices).map(|i| Candidate { value: random.float(), index: i * 1000 + 5 }).collect();
+/// Activations that make results of the size of 1.
+fn vector(n: u32, random: &mut Random) -> Vec<f32> {
+    let scale = 1.0 / (n as f32).sqrt();
+    random.floats(n as usize).iter().map(|x| x * scale).collect()
+}
+
+fn gemv_norm_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_embd: n_in, types: [most, rest], .. } = model;
+    let (q, kv) = (model.n_head * model.head_dim, model.n_kv_head * model.head_dim);
+    let [type0, type1, type2] = [most, most, rest].map(WeightType::ggml_id);
+    let [blocks0, blocks1, blocks2] =
+        gemv_norm::blocks([(type0, q), (type1, kv), (type2, kv)], n_in, device);
+    let total = q + 2 * kv;
     let mut b = Buffers::default();
-    let args = argmax_finish::Args {
-        best: b.input(&best),
-        token: b.output::<u32>(1, Compare::Exact),
-        n_slices,
+    let args = gemv_norm::Args {
+        w0: b.matrix(most, q, n_in, random),
+        w1: Some(b.matrix(most, kv, n_in, random)),
+        w2: Some(b.matrix(rest, kv, n_in, random)),
+        x: b.input(&vector(n_in, random)),
+        norm: b.input(&random.floats(n_in as usize)),
+        bias: model.bias.then(|| b.input(&random.floats(total as usize))),
+        out: b.output::<f32>(total, Compare::F32 { per: total as usize }),
+        type0,
+        type1,
+        type2,
+        n_out0: q,
+        n_out1: kv,
+        n_out2: kv,
+        blocks0,
+        blocks1,
+        blocks2,
+        n_in,
+        eps: 1e-5,
     };
-    case!(b, Kernel::ArgmaxFinish, format!("{n_slices} slices"), args, device)
+    case!(b, Kernel::GemvNorm, format!("{} qkv", model.name), args, device)
+}
+
+fn gemv_norm_swiglu_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_embd: n_in, n_ff: n_out, types: [ty, _], .. } = model;
+    let mut b = Buffers::default();
+    let args = gemv_norm_swiglu::Args {
+        gate: b.matrix(ty, n_out, n_in, random),
+        up: b.matrix(ty, n_out, n_in, random),
+        x: b.input(&vector(n_in, random)),
+        norm: b.input(&vector(n_in, random)),
+        out: b.output::<f32>(n_out, Compare::F32 { per: n_out as usize }),
+        ggml_type: ty.ggml_id(),
+        n_out,
+        n_in,
+        eps: 1e-5,
+    };
+    case!(b, Kernel::GemvNormSwiglu, format!("{} gate and up", model.name), args, device)
+}
+
+fn gemv_residual_cases(model: Model, device: &DeviceProfile, random: &mut Random) -> Vec<Case> {
+    let Model { n_embd: n_out, n_ff, types: [most, rest], .. } = model;
+    let q = model.n_head * model.head_dim;
+    let case = |(what, ty, n_in): (&str, WeightType, u32)| {
+        let mut b = Buffers::default();
+        let args = gemv_residual::Args {
+            w: b.matrix(ty, n_out, n_in, random),
+            x: b.input(&vector(n_in, random)),
+            residual: b.input(&random.floats(n_out as usize)),
+            out: b.output::<f32>(n_out, Compare::F32 { per: n_out as usize }),
+            ggml_type: ty.ggml_id(),
+            n_out,
+            n_in,
+        };
+        case!(b, Kernel::GemvResidual, format!("{} {what}, {ty}", model.name), args, device)
+    };
+    [("o", most, q), ("down", most, n_ff), ("down", rest, n_ff)].into_iter().map(case).collect()
+}
+
+fn head_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let Model { n_embd: n_in, n_vocab, types: [_, ty], .. } = model;
+    let mut b = Buffers::default();
+    let args = head::Args {
+        w: b.matrix(ty, n_vocab, n_in, random),
+        x: b.input(&vector(n_in, random)),
+        norm: b.input(&random.floats(n_in as usize)),
+        logits: b.output::<f32>(n_vocab, Compare::F32 { per: n_vocab as usize }),
+        best: b.input(&[0u32, 0]),
+        arrivals: b.input(&[0u32]),
+        token: b.output::<u32>(1, Compare::Exact),
+        tokens: b.input(&[8191u32, 8191, 3]),
+        step_count: b.input(&[8191u32]),
+        ggml_type: ty.ggml_id(),
+        n_vocab,
+        n_in,
+        max_context_tokens: 8192,
+        eps: 1e-5,
+    };
+    case!(b, Kernel::Head, format!("{}, {ty}", model.name), args, device)
+}
+
+fn argmax_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let n_vocab = model.n_vocab;
+    let mut b = Buffers::default();
+    let args = argmax::Args {
+        logits: b.input(&random.floats(n_vocab as usize)),
+        best: b.input(&[0u32, 0]),
+        arrivals: b.input(&[0u32]),
+        token: b.output::<u32>(1, Compare::Exact),
+        tokens: b.input(&[8191u32, 8191, 3]),
+        step_count: b.input(&[8191u32]),
+        n_vocab,
+        max_context_tokens: 8192,
+    };
+    case!(b, Kernel::Argmax, model.name.into(), args, device)
 }
 
 fn sample_cases(model: Model, device: &DeviceProfile, random: &mut Random) -> Vec<Case> {
@@ -427,21 +574,12 @@ fn sample_cases(model: Model, device: &DeviceProfile, random: &mut Random) -> Ve
             logits: b.input(&logits),
             sampling: b.input(&[pack]),
             tokens: b.input(&[random.below(8192), 0, 0]),
+            step_count: b.input(&[0u32]),
             token: b.output::<u32>(1, Compare::Exact),
             n_vocab,
+            max_context_tokens: 8192,
         };
         case!(b, Kernel::Sample, format!("{n_vocab}, {pack:?}"), args, device)
     };
     packs.into_iter().map(case).collect()
-}
-
-fn advance_case(model: Model, device: &DeviceProfile) -> Case {
-    let mut b = Buffers::default();
-    let args = advance::Args {
-        token: b.input(&[model.n_vocab - 1]),
-        tokens: b.input(&[8191u32, 8191, 3]),
-        step_count: b.input(&[8191u32]),
-        max_context_tokens: 8192,
-    };
-    case!(b, Kernel::Advance, model.name.into(), args, device)
 }

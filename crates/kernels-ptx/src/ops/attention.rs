@@ -65,52 +65,111 @@ impl<B> Args<B> {
     }
 }
 
-/// Tokens per segment.
-fn segment_tokens(n_live: u32, n_segments: u32, segment_min: u32, block_size: u32) -> u32 {
-    n_live.div_ceil(n_segments).next_multiple_of(block_size).max(segment_min)
-}
-
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
-    let record = 2 + head_dim;
-    let per_head = a.n_segments as usize * record;
-    let index =
-        CacheIndex { n_kv_head: a.n_kv_head as usize, block_size: a.block_size as usize, head_dim };
-    let one = |(row, partials): (usize, &mut [f32])| {
-        let (token, head) = (row / n_head, row % n_head);
-        let params = &a.tokens[token * 3..token * 3 + 3];
-        let n_live = (params[0].saturating_add(1)).min(a.max_context_tokens);
-        let segment = segment_tokens(n_live, a.n_segments, a.segment_min, a.block_size);
-        let q = &a.q[row * head_dim..][..head_dim];
-        let kv_head = head / (n_head / a.n_kv_head as usize);
-        for (g, partial) in partials.chunks_exact_mut(record).enumerate() {
-            let first = (g as u32).saturating_mul(segment).min(n_live);
-            let end = first.saturating_add(segment).min(n_live);
-            let live = (first..end).filter(|&slot| {
-                let age = (params[1] + a.max_context_tokens - slot) % a.max_context_tokens;
-                a.window == 0 || age < a.window
-            });
-            let rows = live.map(|slot| {
-                let at = |value| index.token(a.block_table, slot as usize, value, kv_head);
-                (at(false), at(true))
-            });
-            if kernel == Kernel::AttentionF16 {
-                segment_attention::<f16>(q, bytemuck::cast_slice(a.kv), rows, a.scale, partial);
-            } else {
-                segment_attention::<f32>(q, bytemuck::cast_slice(a.kv), rows, a.scale, partial);
-            }
-        }
+    let attend = Attend {
+        n_head: a.n_head as usize,
+        index: CacheIndex {
+            n_kv_head: a.n_kv_head as usize,
+            block_size: a.block_size as usize,
+            head_dim: a.head_dim as usize,
+        },
+        block_table: a.block_table,
+        half_cache: kernel == Kernel::AttentionF16,
+        segments: Segments {
+            count: a.n_segments,
+            min_tokens: a.segment_min,
+            block_size: a.block_size,
+            max_context_tokens: a.max_context_tokens,
+        },
+        window: a.window,
+        scale: a.scale,
     };
-    // A handful of short heads is quicker done than handed out.
-    let work = a.tokens.chunks_exact(3).map(|t| u64::from(t[0]) + 1).max().unwrap_or(0)
-        * u64::from(a.n_tokens * a.n_head * a.head_dim);
-    if work < 1 << 16 {
-        a.partials.chunks_exact_mut(per_head).enumerate().for_each(one);
-    } else {
-        a.partials.par_chunks_exact_mut(per_head).enumerate().for_each(one);
-    }
+    attend.run(a.q, a.kv, a.tokens, a.partials);
     Ok(())
+}
+
+/// How the live slots of a sequence are cut.
+#[derive(Clone, Copy)]
+pub(super) struct Segments {
+    pub(super) count: u32,
+    pub(super) min_tokens: u32,
+    pub(super) block_size: u32,
+    pub(super) max_context_tokens: u32,
+}
+
+impl Segments {
+    /// Slots that hold tokens.
+    fn n_live(&self, position: u32) -> u32 {
+        position.saturating_add(1).min(self.max_context_tokens)
+    }
+
+    /// Tokens per segment.
+    fn tokens(&self, n_live: u32) -> u32 {
+        n_live.div_ceil(self.count).next_multiple_of(self.block_size).max(self.min_tokens)
+    }
+
+    /// Segments that have slots.
+    pub(super) fn n_used(&self, position: u32) -> u32 {
+        let n_live = self.n_live(position);
+        n_live.div_ceil(self.tokens(n_live))
+    }
+}
+
+/// Attention over one layer of the cache.
+pub(super) struct Attend<'a> {
+    pub(super) n_head: usize,
+    pub(super) index: CacheIndex,
+    pub(super) block_table: &'a [u32],
+    pub(super) half_cache: bool,
+    pub(super) segments: Segments,
+    pub(super) window: u32,
+    pub(super) scale: f32,
+}
+
+impl Attend<'_> {
+    /// Fills the partial results of every token, head and segment.
+    pub(super) fn run(&self, q: &[f32], kv: &[u8], tokens: &[u32], partials: &mut [f32]) {
+        let CacheIndex { n_kv_head, head_dim, .. } = self.index;
+        let (n_head, slots) = (self.n_head, self.segments.max_context_tokens);
+        let record = 2 + head_dim;
+        let per_head = self.segments.count as usize * record;
+        let one = |(row, partials): (usize, &mut [f32])| {
+            let (token, head) = (row / n_head, row % n_head);
+            let params = &tokens[token * 3..token * 3 + 3];
+            let n_live = self.segments.n_live(params[0]);
+            let segment = self.segments.tokens(n_live);
+            let q = &q[row * head_dim..][..head_dim];
+            let kv_head = head / (n_head / n_kv_head);
+            for (g, partial) in partials.chunks_exact_mut(record).enumerate() {
+                let first = (g as u32).saturating_mul(segment).min(n_live);
+                let end = first.saturating_add(segment).min(n_live);
+                let live = (first..end).filter(|&slot| {
+                    let age = (params[1] + slots - slot) % slots;
+                    self.window == 0 || age < self.window
+                });
+                let rows = live.map(|slot| {
+                    let at =
+                        |value| self.index.token(self.block_table, slot as usize, value, kv_head);
+                    (at(false), at(true))
+                });
+                if self.half_cache {
+                    let cache = bytemuck::cast_slice(kv);
+                    segment_attention::<f16>(q, cache, rows, self.scale, partial);
+                } else {
+                    let cache = bytemuck::cast_slice(kv);
+                    segment_attention::<f32>(q, cache, rows, self.scale, partial);
+                }
+            }
+        };
+        // A handful of short heads is quicker done than handed out.
+        let longest = tokens.chunks_exact(3).map(|t| u64::from(t[0]) + 1).max().unwrap_or(0);
+        if longest * (q.len() as u64) < 1 << 16 {
+            partials.chunks_exact_mut(per_head).enumerate().for_each(one);
+        } else {
+            partials.par_chunks_exact_mut(per_head).enumerate().for_each(one);
+        }
+    }
 }
 
 trait CacheElem: Copy {

@@ -33,10 +33,15 @@ impl<B> Args<B> {
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    let head_dim = a.head_dim as usize;
+    combine(a.partials, a.n_segments as usize, a.head_dim as usize, a.out);
+    Ok(())
+}
+
+/// Joins the segments of every head.
+pub(super) fn combine(partials: &[f32], n_segments: usize, head_dim: usize, out: &mut [f32]) {
     let record = 2 + head_dim;
-    let partials = a.partials.chunks_exact(a.n_segments as usize * record);
-    for (partials, out) in partials.zip(a.out.chunks_exact_mut(head_dim)) {
+    let partials = partials.chunks_exact(n_segments * record);
+    for (partials, out) in partials.zip(out.chunks_exact_mut(head_dim)) {
         let segments = || partials.chunks_exact(record).filter(|segment| segment[1] > 0.0);
         let max = segments().map(|segment| segment[0]).fold(f32::NEG_INFINITY, f32::max);
         let mut sum = 0.0;
@@ -48,5 +53,4 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         }
         out.iter_mut().for_each(|out| *out /= sum);
     }
-    Ok(())
 }

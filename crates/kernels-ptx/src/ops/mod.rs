@@ -4,17 +4,17 @@
 //! Shapes are in elements. `n_tokens` is the number of tokens a step computes; matrices of
 //! activations are `[n_tokens][n]`.
 
-pub mod advance;
-pub mod argmax_finish;
-pub mod argmax_slices;
+pub mod argmax;
 pub mod attention;
 pub mod attention_combine;
+pub mod attention_step;
 pub mod embed;
 pub mod gemv_f32;
 pub mod gemv_norm;
 pub mod gemv_norm_swiglu;
 pub mod gemv_q8;
 pub mod gemv_residual;
+pub mod head;
 pub mod persistent_sm90;
 pub mod quantize_q8;
 pub mod rms_norm;

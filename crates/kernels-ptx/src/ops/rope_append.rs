@@ -69,6 +69,7 @@ impl<B> Args<B> {
 }
 
 /// Where token `slot` of a head begins in a layer's cache, in elements.
+#[derive(Clone, Copy)]
 pub(super) struct CacheIndex {
     pub(super) n_kv_head: usize,
     pub(super) block_size: usize,
@@ -85,55 +86,110 @@ impl CacheIndex {
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    let (n_head, n_kv_head, head_dim) =
-        (a.n_head as usize, a.n_kv_head as usize, a.head_dim as usize);
-    let index = CacheIndex { n_kv_head, block_size: a.block_size as usize, head_dim };
     let half_cache = kernel == Kernel::RopeAppendF16;
-    let elem_bytes = if half_cache { 2 } else { 4 };
-    if a.kv_elem_bytes != elem_bytes {
-        return Err(ParamError::Value {
-            kernel: kernel.name(),
-            param: "kv_elem_bytes",
-            value: u64::from(a.kv_elem_bytes),
-            reason: "must be the element size of the kernel's cache",
-        });
+    expect_elem_bytes(kernel, half_cache, a.kv_elem_bytes)?;
+    let append = Append {
+        n_head: a.n_head as usize,
+        index: CacheIndex {
+            n_kv_head: a.n_kv_head as usize,
+            block_size: a.block_size as usize,
+            head_dim: a.head_dim as usize,
+        },
+        block_table: a.block_table,
+        half_cache,
+        q_norm: a.q_norm,
+        k_norm: a.k_norm,
+        inverse_frequencies: a.inverse_frequencies,
+        pairing: a.pairing,
+        norm_eps: a.norm_eps,
+        magnitude: a.magnitude,
+    };
+    let q_elems = (a.n_head * a.head_dim) as usize;
+    let qkv_elems = q_elems + 2 * (a.n_kv_head * a.head_dim) as usize;
+    for ((params, qkv), q) in a
+        .tokens
+        .chunks_exact(3)
+        .zip(a.qkv.chunks_exact(qkv_elems))
+        .zip(a.q.chunks_exact_mut(q_elems))
+    {
+        append.token([params[0], params[1]], qkv, q, a.kv);
     }
-    let mut head = vec![0.0f32; head_dim];
-    let heads = n_head + 2 * n_kv_head;
-    for (token, params) in a.tokens.chunks_exact(3).enumerate() {
-        let slot = params[1] as usize;
-        let turns: Vec<(f32, f32)> = a
+    Ok(())
+}
+
+/// Refuses a size that is not that of the kernel's cache.
+pub(super) fn expect_elem_bytes(
+    kernel: Kernel,
+    half_cache: bool,
+    kv_elem_bytes: u32,
+) -> Result<(), ParamError> {
+    if kv_elem_bytes == if half_cache { 2 } else { 4 } {
+        return Ok(());
+    }
+    Err(ParamError::Value {
+        kernel: kernel.name(),
+        param: "kv_elem_bytes",
+        value: u64::from(kv_elem_bytes),
+        reason: "must be the element size of the kernel's cache",
+    })
+}
+
+/// Turning and appending, for one token after the other.
+pub(super) struct Append<'a> {
+    pub(super) n_head: usize,
+    pub(super) index: CacheIndex,
+    pub(super) block_table: &'a [u32],
+    pub(super) half_cache: bool,
+    pub(super) q_norm: Option<&'a [f32]>,
+    pub(super) k_norm: Option<&'a [f32]>,
+    pub(super) inverse_frequencies: &'a [f64],
+    pub(super) pairing: u32,
+    pub(super) norm_eps: f32,
+    pub(super) magnitude: f32,
+}
+
+impl Append<'_> {
+    /// Turns `q` and appends to `kv` at `[position, slot]`.
+    pub(super) fn token(
+        &self,
+        [position, slot]: [u32; 2],
+        qkv: &[f32],
+        q: &mut [f32],
+        kv: &mut [u8],
+    ) {
+        let CacheIndex { n_kv_head, head_dim, .. } = self.index;
+        let turns: Vec<(f32, f32)> = self
             .inverse_frequencies
             .iter()
-            .map(|frequency| turn(params[0], *frequency, a.magnitude))
+            .map(|frequency| turn(position, *frequency, self.magnitude))
             .collect();
-        for h in 0..heads {
-            head.copy_from_slice(&a.qkv[(token * heads + h) * head_dim..][..head_dim]);
-            let norm = if h < n_head { a.q_norm } else { a.k_norm };
-            if h < n_head + n_kv_head {
+        let mut head = vec![0.0f32; head_dim];
+        for (h, x) in qkv.chunks_exact(head_dim).enumerate() {
+            head.copy_from_slice(x);
+            let norm = if h < self.n_head { self.q_norm } else { self.k_norm };
+            if h < self.n_head + n_kv_head {
                 if let Some(weight) = norm {
-                    let inverse = inverse_rms(&head, a.norm_eps);
+                    let inverse = inverse_rms(&head, self.norm_eps);
                     head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * inverse * w);
                 }
-                rotate(&mut head, &turns, a.pairing);
+                rotate(&mut head, &turns, self.pairing);
             }
-            if h < n_head {
-                a.q[(token * n_head + h) * head_dim..][..head_dim].copy_from_slice(&head);
+            if h < self.n_head {
+                q[h * head_dim..][..head_dim].copy_from_slice(&head);
                 continue;
             }
-            let (kv_head, value) = ((h - n_head) % n_kv_head, h >= n_head + n_kv_head);
-            let at = index.token(a.block_table, slot, value, kv_head);
-            if half_cache {
-                let cache: &mut [f16] = bytemuck::cast_slice_mut(a.kv);
+            let (kv_head, value) = ((h - self.n_head) % n_kv_head, h >= self.n_head + n_kv_head);
+            let at = self.index.token(self.block_table, slot as usize, value, kv_head);
+            if self.half_cache {
+                let cache: &mut [f16] = bytemuck::cast_slice_mut(kv);
                 let to = &mut cache[at..at + head_dim];
                 to.iter_mut().zip(&head).for_each(|(to, x)| *to = f16::from_f32(*x));
             } else {
-                let cache: &mut [f32] = bytemuck::cast_slice_mut(a.kv);
+                let cache: &mut [f32] = bytemuck::cast_slice_mut(kv);
                 cache[at..at + head_dim].copy_from_slice(&head);
             }
         }
     }
-    Ok(())
 }
 
 pub(super) fn turn(position: u32, inverse_frequency: f64, magnitude: f32) -> (f32, f32) {

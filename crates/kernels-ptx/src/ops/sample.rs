@@ -1,4 +1,4 @@
-//! Draws the next token.
+//! Draws the next token, and makes it the input of the next step as [`super::argmax`] does.
 //!
 //! The candidates are the `top_k` largest logits in falling order (equal logits: lower id
 //! first). With their probabilities p at temperature 1: the shortest run from the front whose
@@ -8,6 +8,7 @@
 //! running weight exceeds `u · Σ weight`, u = [`uniform`] of seed and position. A temperature
 //! at or below 0 takes the first candidate.
 
+use super::argmax::next_step;
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -19,14 +20,18 @@ kernel_params! {
         read logits: f32 [n_vocab],
         /// Parameters.
         read sampling: SamplingPack [1],
-        /// [`crate::TokenParams`] of the token whose logits these are.
-        read tokens: u32 [3],
+        /// [`crate::TokenParams`] of the token whose logits these are, then those of the next.
+        update tokens: u32 [3],
+        /// Steps made.
+        update step_count: u32 [1],
         /// The token drawn.
         write token: u32 [1],
     }
     scalars {
         /// Length of the logits.
         n_vocab: u32,
+        /// Slots of the ring.
+        max_context_tokens: u32,
     }
 }
 
@@ -51,6 +56,7 @@ pub fn uniform(seed: u64, position: u32) -> f32 {
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
     a.token[0] = draw(a.logits, &a.sampling[0], a.tokens[0]);
+    next_step(a.token[0], a.tokens, a.step_count, a.max_context_tokens);
     Ok(())
 }
 

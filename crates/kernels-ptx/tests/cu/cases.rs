@@ -87,11 +87,11 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         }
         Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => kv::rope_append(kernel, random),
         Kernel::AttentionF32 | Kernel::AttentionF16 => kv::attention(kernel, random),
+        Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => kv::attention_step(kernel, random),
         Kernel::AttentionCombine => kv::attention_combine(random),
-        Kernel::ArgmaxSlices => vocab::argmax_slices(random),
-        Kernel::ArgmaxFinish => vocab::argmax_finish(random),
+        Kernel::Argmax => vocab::argmax(random),
+        Kernel::Head => fused::head(random),
         Kernel::Sample => vocab::sample(random),
-        Kernel::Advance => vocab::advance(random),
         other => panic!("{} has no cases", other.name()),
     }
 }

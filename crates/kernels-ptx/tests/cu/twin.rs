@@ -60,10 +60,11 @@ tests! {
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
     attention_combine: AttentionCombine,
-    argmax_slices: ArgmaxSlices,
-    argmax_finish: ArgmaxFinish,
+    attention_step_f32: AttentionStepF32,
+    attention_step_f16: AttentionStepF16,
+    argmax: Argmax,
+    head: Head,
     sample: Sample,
-    advance: Advance,
 }
 
 fn access_of(kernel: Kernel, param: usize) -> Access {

@@ -1,9 +1,10 @@
 //! Matrix × one vector, with what comes before and behind it in the same kernel.
 
 use kernels_ptx::Kernel;
-use kernels_ptx::ops::{gemv_norm, gemv_norm_swiglu, gemv_residual};
+use kernels_ptx::ops::{gemv_norm, gemv_norm_swiglu, gemv_residual, head};
 use q4k_soa::WeightType::{self, Q4_1, Q4K, Q6K, Q8_0};
 
+use super::vocab::places;
 use super::{Buf, Builder, Case, Compare, Random, SMALL};
 
 /// Activations that make results of the size of 1.
@@ -120,6 +121,34 @@ pub(crate) fn gemv_residual(random: &mut Random) -> Vec<Case> {
             n_in,
         };
         let label = format!("{ty} {n_out} × {n_in}");
+        b.case(kernel, label, args.list(kernel, Buf::len_bytes), args.geometry(&SMALL))
+    };
+    shapes().into_iter().map(case).collect()
+}
+
+pub(crate) fn head(random: &mut Random) -> Vec<Case> {
+    let kernel = Kernel::Head;
+    let mut places = places().into_iter().cycle();
+    let case = |(ty, n_in, n_vocab): (WeightType, u32, u32)| {
+        let (tokens, max_context_tokens, steps) = places.next().expect("endless");
+        let mut b = Builder::default();
+        let args = head::Args {
+            w: b.matrix(ty, n_vocab, n_in, random),
+            x: b.input(&vector(n_in, random)),
+            norm: b.input(&random.floats(n_in as usize)),
+            logits: b.output::<f32>(n_vocab, Compare::F32 { per: n_vocab as usize }),
+            best: b.input(&[0u32, 0]),
+            arrivals: b.input(&[0u32]),
+            token: b.output::<u32>(1, Compare::Exact),
+            tokens: b.input(&tokens),
+            step_count: b.input(&[steps]),
+            ggml_type: ty.ggml_id(),
+            n_vocab,
+            n_in,
+            max_context_tokens,
+            eps: 1e-4,
+        };
+        let label = format!("{ty} {n_vocab} × {n_in}");
         b.case(kernel, label, args.list(kernel, Buf::len_bytes), args.geometry(&SMALL))
     };
     shapes().into_iter().map(case).collect()

@@ -1,7 +1,7 @@
 //! The KV cache: append, attention, combine.
 
 use half::f16;
-use kernels_ptx::ops::{attention, attention_combine, rope_append};
+use kernels_ptx::ops::{attention, attention_combine, attention_step, rope_append};
 use kernels_ptx::{DeviceProfile, Kernel};
 
 use super::{Buf, Builder, Case, Compare, Memory, Random};
@@ -126,7 +126,8 @@ struct Attention {
     n_tokens: u32,
 }
 
-pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+/// Shapes of one token, the current one included in the context.
+fn attention_shapes() -> Vec<Attention> {
     let usual = Attention {
         n_head: 4,
         n_kv_head: 2,
@@ -148,7 +149,6 @@ pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
         Attention { n_context: 170, window: 33, ..usual },
         Attention { n_context: 40, n_segments: 8, segment_min: 32, ..usual },
         Attention { n_context: 60, window: 7, n_segments: 5, ..usual },
-        Attention { n_context: 70, n_tokens: 3, n_segments: 2, ..usual },
         Attention { block_size: 1, ..usual },
         Attention { block_size: 7, max_context_tokens: 79, n_context: 150, ..usual },
         Attention {
@@ -168,7 +168,105 @@ pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
     for head_dim in [2, 7, 8, 16, 20, 80, 96, 128, 256] {
         shapes.push(Attention { head_dim, ..usual });
     }
+    shapes
+}
+
+pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+    let mut shapes = attention_shapes();
+    shapes.push(Attention { n_context: 70, n_tokens: 3, n_segments: 2, ..shapes[3] });
     shapes.into_iter().map(|shape| attention_case(kernel, shape, random)).collect()
+}
+
+pub(crate) fn attention_step(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+    let mut shapes = attention_shapes();
+    // More heads than are turned at a time, several segments, and the token in each of them.
+    let [_, many, groups, ..] = shapes[..] else { unreachable!("there are shapes") };
+    shapes.push(Attention { n_context: 50, n_head: 9, n_kv_head: 1, ..many });
+    shapes.extend([33, 65, 97, 129].map(|n| Attention { n_context: 400 + n, ..groups }));
+    shapes.push(Attention { n_context: 700, n_segments: 40, max_context_tokens: 1024, ..groups });
+    shapes.into_iter().map(|shape| attention_step_case(kernel, shape, random)).collect()
+}
+
+/// Slots that somebody attends to hold something; the rest is NaN and must not be read. What the
+/// token itself writes is not there yet if it is `new`.
+fn attended(
+    layer: &Layer,
+    shape: Attention,
+    positions: &[u32],
+    new: bool,
+    kv: &mut [u8],
+) -> Vec<std::ops::Range<usize>> {
+    let slots = shape.max_context_tokens;
+    let mut set = Vec::new();
+    for slot in 0..slots {
+        let attended = positions.iter().any(|&position| {
+            let age = (position % slots + slots - slot) % slots;
+            let there = !(new && age == 0);
+            slot <= position && there && (shape.window == 0 || age < shape.window)
+        });
+        match attended {
+            true => set.extend(layer.slot(slot)),
+            false => layer.slot(slot).into_iter().for_each(|range| kv[range].fill(0xff)),
+        }
+    }
+    set
+}
+
+fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
+    let Attention { n_head, n_kv_head, head_dim, block_size, .. } = shape;
+    let slots = shape.max_context_tokens;
+    let half = kernel == Kernel::AttentionStepF16;
+    let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
+    let position = shape.n_context - 1;
+    let mut kv = layer.contents(random);
+    let set = attended(&layer, shape, &[position], true, &mut kv);
+    let norms = head_dim == 64 || head_dim == 80;
+    let pairing = u32::from(head_dim % 3 == 0);
+    let n_pairs = if head_dim == 96 { 32 } else { head_dim / 2 };
+    let frequencies: Vec<f64> =
+        (0..n_pairs).map(|i| 10_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
+    let record = 2 + head_dim;
+    let n_partials = (n_head * shape.n_segments * record) as usize;
+    let mut b = Builder::default();
+    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let args = attention_step::Args {
+        qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
+        q_norm: norms.then(|| b.input(&random.floats(head_dim as usize))),
+        k_norm: norms.then(|| b.input(&random.floats(head_dim as usize))),
+        inverse_frequencies: b.input(&frequencies),
+        tokens: b.input(&[position, position % slots, 0]),
+        block_table: b.input(&layer.block_table),
+        kv: b.add(Memory { bytes: kv, set: Some(set), compare }),
+        // Whatever was there stays where a segment is not in use.
+        partials: b.add(Memory {
+            bytes: bytemuck::cast_slice(&random.floats(n_partials)).to_vec(),
+            set: Some(Vec::new()),
+            compare: Compare::F32 { per: record as usize },
+        }),
+        arrivals: b.add(Memory {
+            bytes: vec![0; n_kv_head as usize * 4],
+            set: None,
+            compare: Compare::Exact,
+        }),
+        out: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
+        n_head,
+        n_kv_head,
+        head_dim,
+        n_pairs,
+        pairing,
+        block_size,
+        n_blocks: layer.n_blocks(),
+        max_context_tokens: slots,
+        n_segments: shape.n_segments,
+        segment_min: shape.segment_min,
+        window: shape.window,
+        kv_elem_bytes: layer.elem_bytes,
+        norm_eps: 1e-6,
+        magnitude: 1.0,
+        scale: 3.0 / (head_dim as f32).sqrt(),
+    };
+    let geometry = args.geometry(&DeviceProfile::A2000);
+    b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
 }
 
 fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
@@ -180,19 +278,8 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
     let positions: Vec<u32> = (0..n_tokens).map(|t| shape.n_context - n_tokens + t).collect();
     let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, p % slots, 0]).collect();
 
-    // Only what some token attends to holds anything; the rest is NaN and must not be read.
     let mut kv = layer.contents(random);
-    let mut set = Vec::new();
-    for slot in 0..slots {
-        let attended = positions.iter().any(|&position| {
-            let age = (position % slots + slots - slot) % slots;
-            slot <= position && (shape.window == 0 || age < shape.window)
-        });
-        match attended {
-            true => set.extend(layer.slot(slot)),
-            false => layer.slot(slot).into_iter().for_each(|range| kv[range].fill(0xff)),
-        }
-    }
+    let set = attended(&layer, shape, &positions, false, &mut kv);
 
     let record = 2 + head_dim;
     let mut b = Builder::default();

@@ -1,7 +1,7 @@
 //! From logits to the next token.
 
-use kernels_ptx::ops::{advance, argmax_finish, argmax_slices, sample};
-use kernels_ptx::{Candidate, DeviceProfile, Kernel, SamplingPack};
+use kernels_ptx::ops::{argmax, sample};
+use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
 
 use super::{Buf, Builder, Case, Compare, Random};
 
@@ -27,48 +27,35 @@ fn logits(n: u32, kind: u32, random: &mut Random) -> Vec<f32> {
     logits
 }
 
-pub(crate) fn argmax_slices(random: &mut Random) -> Vec<Case> {
-    let shapes = [(1, 1), (5, 8), (255, 2), (1000, 3), (4099, 4), (7, 3), (2048, 1)];
-    let mut cases = Vec::new();
-    for (n_vocab, n_slices) in shapes {
-        for kind in 0..5 {
-            let mut b = Builder::default();
-            let args = argmax_slices::Args {
-                logits: b.input(&logits(n_vocab, kind, random)),
-                // Zeros of either sign are equal.
-                best: b.output::<Candidate>(n_slices, Compare::F32 { per: 1 }),
-                n_vocab,
-                n_slices,
-            };
-            let kernel = Kernel::ArgmaxSlices;
-            let geometry = args.geometry(&DeviceProfile::A2000);
-            let label = format!("{n_vocab} in {n_slices}, logits {kind}");
-            cases.push(b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry));
-        }
-    }
-    cases
+/// Parameters of a token, its ring's slots, and steps made: wherever a sequence may be.
+pub(super) fn places() -> [([u32; 3], u32, u32); 5] {
+    [
+        ([0, 0, 3], 512, 0),
+        ([511, 511, 3], 512, 7),
+        ([5000, 3, 3], 7, u32::MAX),
+        ([u32::MAX, 6, 3], 7, 1),
+        ([9, 0, 3], 1, 9),
+    ]
 }
 
-pub(crate) fn argmax_finish(random: &mut Random) -> Vec<Case> {
+pub(crate) fn argmax(random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
-    for n_slices in [1, 2, 31, 33, 52, 264] {
-        for kind in 0..5 {
-            let ids = random.shuffled(n_slices);
-            let logits = logits(n_slices, kind, random);
-            let best: Vec<Candidate> = logits
-                .into_iter()
-                .zip(ids)
-                .map(|(value, index)| Candidate { value, index: index * 100 })
-                .collect();
+    for n_vocab in [1, 5, 255, 1000, 1025, 4099, 70_000] {
+        for (kind, (tokens, max_context_tokens, steps)) in (0..).zip(places()) {
             let mut b = Builder::default();
-            let args = argmax_finish::Args {
-                best: b.input(&best),
+            let args = argmax::Args {
+                logits: b.input(&logits(n_vocab, kind, random)),
+                best: b.input(&[0u32, 0]),
+                arrivals: b.input(&[0u32]),
                 token: b.output::<u32>(1, Compare::Exact),
-                n_slices,
+                tokens: b.input(&tokens),
+                step_count: b.input(&[steps]),
+                n_vocab,
+                max_context_tokens,
             };
-            let kernel = Kernel::ArgmaxFinish;
+            let kernel = Kernel::Argmax;
             let geometry = args.geometry(&DeviceProfile::A2000);
-            let label = format!("{n_slices} slices, logits {kind}");
+            let label = format!("{n_vocab}, logits {kind}, {tokens:?}");
             cases.push(b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry));
         }
     }
@@ -82,9 +69,11 @@ pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
         let args = sample::Args {
             logits: b.input(&logits(n_vocab, kind, random)),
             sampling: b.input(&[pack]),
-            tokens: b.input(&[random.below(1 << 20), 0, 0]),
+            tokens: b.input(&[random.below(1 << 20), random.below(512), 0]),
+            step_count: b.input(&[random.below(9)]),
             token: b.output::<u32>(1, Compare::Exact),
             n_vocab,
+            max_context_tokens: 512,
         };
         let kernel = Kernel::Sample;
         let geometry = args.geometry(&DeviceProfile::A2000);
@@ -118,34 +107,6 @@ pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
         // Most likelihoods are lost beside the first; none is cut.
         push(9, 4, pack(1e6, 0, 1.0, 0.0), random);
         push(300, 0, pack(1e6, 0, 1.0, 0.0), random);
-    }
-    cases
-}
-
-pub(crate) fn advance(_: &mut Random) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (position, ring_slot, steps, max_context_tokens) in [
-        (0, 0, 0, 512),
-        (511, 511, 7, 512),
-        (5000, 3, u32::MAX, 7),
-        (u32::MAX, 6, 1, 7),
-        (9, 0, 9, 1),
-    ] {
-        let mut b = Builder::default();
-        let args = advance::Args {
-            token: b.input(&[77u32]),
-            tokens: b.input(&[position, ring_slot, 5u32]),
-            step_count: b.input(&[steps]),
-            max_context_tokens,
-        };
-        let kernel = Kernel::Advance;
-        let geometry = args.geometry(&DeviceProfile::A2000);
-        cases.push(b.case(
-            kernel,
-            format!("at {position}"),
-            args.list(kernel, Buf::len_bytes),
-            geometry,
-        ));
     }
     cases
 }
