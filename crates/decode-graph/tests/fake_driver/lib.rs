@@ -310,7 +310,7 @@ exports! {
         }
         let (_, kernel) = *state.functions.get(&function).ok_or(INVALID_VALUE)?;
         let LaunchConfig { grid, block, shared_bytes, .. } = *config;
-        let launch = launched(kernel, Geometry { grid, block, shared_bytes }, arguments)?;
+        let launch = launched(kernel, Geometry { grid, block, shared_bytes, cooperative: false }, arguments)?;
         state.queue(config.stream, Node::Kernel(launch))
     }
     fn cuLaunchKernel(
@@ -319,7 +319,7 @@ exports! {
         _extra: *const c_void
     ) {
         let (_, kernel) = *state.functions.get(&function).ok_or(INVALID_VALUE)?;
-        let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes };
+        let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes, cooperative: false };
         let launch = launched(kernel, geometry, arguments)?;
         state.queue(stream, Node::Kernel(launch))
     }

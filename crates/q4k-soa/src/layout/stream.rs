@@ -128,7 +128,8 @@ impl At {
     /// V of [`StreamUnits`] with `row_vectors` in place of 2c.
     fn vector(self, row_vectors: usize) -> usize {
         let (even, odd) = (self.groups.div_ceil(2), self.groups / 2);
-        let (before, lanes) = if self.group.is_multiple_of(2) { (0, even) } else { (2 * even, odd) };
+        let (before, lanes) =
+            if self.group.is_multiple_of(2) { (0, even) } else { (2 * even, odd) };
         self.row % 4 * row_vectors + before + self.row / 4 * lanes + self.group / 2
     }
 
