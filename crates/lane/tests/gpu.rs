@@ -10,7 +10,10 @@ use std::io::Write;
 
 use decode_graph::Numerics;
 use lane::synth::{Mix, Shape};
-use lane::{BackendChoice, ContextSize, DriveMode, LaneError, LaneOptions, ModelFile, PlanOptions};
+use lane::{
+    BackendChoice, ContextSize, DriveMode, FusionChoice, LaneError, LaneOptions, ModelFile,
+    PlanOptions,
+};
 use support::{greedy, ids, load, whales};
 
 /// Whether there is a GPU; if not, says that `name` is skipped.
