@@ -7,8 +7,8 @@ modules! {
     ("attention", "compute_90", "8.4", 0xbf1f02b727b3f93e, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
     ("attention_combine", "compute_80", "8.4", 0xf3da196826eb2687, include_str!("attention_combine.compute_80.ptx"), ["attention_combine"]);
     ("attention_combine", "compute_90", "8.4", 0x174b3ba6d2185739, include_str!("attention_combine.compute_90.ptx"), ["attention_combine"]);
-    ("attention_step", "compute_80", "8.4", 0x13ee7ea00692660c, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);
-    ("attention_step", "compute_90", "8.4", 0xc8225aa1c70faec3, include_str!("attention_step.compute_90.ptx"), ["attention_step_f32", "attention_step_f16"]);
+    ("attention_step", "compute_80", "8.4", 0xe075936f6abf87d5, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);
+    ("attention_step", "compute_90", "8.4", 0x1df07bef2925de59, include_str!("attention_step.compute_90.ptx"), ["attention_step_f32", "attention_step_f16"]);
     ("embed", "compute_80", "8.4", 0x93603f072aea20db, include_str!("embed.compute_80.ptx"), ["embed"]);
     ("embed", "compute_90", "8.4", 0x80773b551841d0fd, include_str!("embed.compute_90.ptx"), ["embed"]);
     ("gemv_f32", "compute_80", "8.4", 0x3583dedc611ff9a8, include_str!("gemv_f32.compute_80.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu"]);
@@ -17,8 +17,8 @@ modules! {
     ("gemv_norm", "compute_90", "8.4", 0xc652114a490440ca, include_str!("gemv_norm.compute_90.ptx"), ["gemv_norm"]);
     ("gemv_norm_swiglu", "compute_80", "8.4", 0xb446566893d1d54e, include_str!("gemv_norm_swiglu.compute_80.ptx"), ["gemv_norm_swiglu"]);
     ("gemv_norm_swiglu", "compute_90", "8.4", 0x71133b9994597f60, include_str!("gemv_norm_swiglu.compute_90.ptx"), ["gemv_norm_swiglu"]);
-    ("gemv_q8", "compute_80", "8.4", 0x39dbfb0e5af33b6e, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
-    ("gemv_q8", "compute_90", "8.4", 0x8e2b0907c0a26f84, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_q8", "compute_80", "8.4", 0xba6bf37ad337690b, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_q8", "compute_90", "8.4", 0xe6da4cc6fac029ac, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
     ("gemv_residual", "compute_80", "8.4", 0x7a6e2366a2763694, include_str!("gemv_residual.compute_80.ptx"), ["gemv_residual"]);
     ("gemv_residual", "compute_90", "8.4", 0xd9e122d08d789f87, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
     ("head", "compute_80", "8.4", 0x9613f0cb46f95543, include_str!("head.compute_80.ptx"), ["head"]);

@@ -112,6 +112,8 @@ __device__ __forceinline__ void attention_step(Global<const float> qkv, const No
     SHARED(float, turned, (HEADS + 2) * MAX_HEAD_DIM);  // queries, then the newest key and value
     const Joined<WARPS> joined = {records};
     const Global<float> newest = turned + HEADS * MAX_HEAD_DIM;
+    // The heads of every round go to the same places: who reads them last has not met the others at
+    // the next barrier yet.
     for (u32 first_head = 0; first_head < heads_per_kv; first_head += HEADS) {
         const u32 n_heads = min(heads_per_kv - first_head, HEADS);
         const u32 query = kv_head * heads_per_kv + first_head;
@@ -172,8 +174,6 @@ __device__ __forceinline__ void attention_step(Global<const float> qkv, const No
                 partials[record + 1] = joined.total(factors, h, 0);
             }
         }
-        // The next heads go to the same places.
-        __syncthreads();
     }
 
     if (span.n_used > 1 && last_to_arrive(arrivals + kv_head, span.n_used)) {

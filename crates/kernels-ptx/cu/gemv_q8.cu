@@ -19,6 +19,7 @@
 // in flight; the first row's are fetched before the inputs are waited for.
 // Alignment: matrices and quants 16 bytes, groups 8.
 #include "gemv.cuh"
+#include "q8_dot.cuh"
 
 struct Q8Input {
     Global<const i8> quants;
@@ -30,15 +31,7 @@ __device__ __forceinline__ float group_dot(const Group& weights, const Q8Input& 
     const uint4 low = load<uint4>(x.quants + group * GROUP);
     const uint4 high = load<uint4>(x.quants + group * GROUP + 16);
     const u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    i32 dots[2] = {0, 0};
-    for (u32 i = 0; i < 8; i++) {
-        dots[i / 4] = __dp4a(i32(weights.quants[i]), i32(words[i]), dots[i / 4]);
-    }
-    const i32 scaled = Type::TWO_SCALES ? weights.scales[0] * dots[0] + weights.scales[1] * dots[1]
-                                        : weights.scales[0] * (dots[0] + dots[1]);
-    const Q8Group q8 = load<Q8Group>(x.groups + group);
-    const float product = weights.d * q8.scale * float(scaled);
-    return Type::OFFSET ? product + weights.offset * q8.scaled_sum : product;
+    return group_dot<Type>(weights, words, load<Q8Group>(x.groups + group));
 }
 
 // This lane's part of a row's sum.
