@@ -17,7 +17,7 @@ pub(crate) struct Shape {
     pub(crate) name: &'static str,
     pub(crate) dims: ModelDims,
     /// Whether the embedding matrix is also the output matrix.
-    tied: bool,
+    pub(crate) tied: bool,
 }
 
 const fn dims(layer: u32, embd: u32, heads: [u32; 2], head_dim: u32, ff: u32) -> ModelDims {
