@@ -109,10 +109,11 @@ fn parse(said: &str) -> Result<Vec<Usage>> {
         }
         let Some(usage) = usages.last_mut() else { continue };
         if line.contains("bytes stack frame") {
-            usage.stack_bytes = number_before(line, "bytes stack frame").context("stack frame")?;
-            usage.spill_store_bytes =
+            // A kernel has a line of its own and one for each function that was not inlined.
+            usage.stack_bytes += number_before(line, "bytes stack frame").context("stack frame")?;
+            usage.spill_store_bytes +=
                 number_before(line, "bytes spill stores").context("spills")?;
-            usage.spill_load_bytes = number_before(line, "bytes spill loads").context("spills")?;
+            usage.spill_load_bytes += number_before(line, "bytes spill loads").context("spills")?;
         } else if line.contains("Used ") {
             usage.registers = number_before(line, "registers")
                 .with_context(|| format!("no registers in {line:?}"))?;

@@ -1,6 +1,6 @@
 //! What a decode step computes: dimensions, numerics, where its weights and buffers lie.
 
-use gpu_slab::{Allocate, SlabError, View};
+use gpu_slab::{Allocate, DeviceMemory, Slab, SlabError, View};
 use kernels_ptx::{DeviceProfile, RopePairing, schedule};
 use kv_paged::PagedKvConfig;
 use q4k_soa::{LayoutId, Shape, WeightType};
@@ -315,8 +315,13 @@ impl StepArena {
         })
     }
 
-    /// Every buffer, so that they can be zeroed.
-    pub fn views(&self) -> Vec<View> {
+    /// Zeroes every buffer on the device. The first step needs it: counters of blocks that arrived
+    /// and the exchange of a persistent step begin at 0.
+    pub fn zero<M: DeviceMemory>(&self, slab: &mut Slab<M>) -> Result<(), SlabError> {
+        self.views().into_iter().try_for_each(|view| slab.fill_view(view, 0))
+    }
+
+    fn views(&self) -> Vec<View> {
         let persistent = self.persistent.map(|p| [p.exchange, p.table]);
         let views = [
             self.hidden_a,

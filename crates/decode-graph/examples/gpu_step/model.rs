@@ -200,9 +200,7 @@ impl Model {
             at += here;
         }
         let arena = StepArena::allocate(&mut slab, &plan)?;
-        for view in arena.views() {
-            slab.fill_view(view, 0)?;
-        }
+        arena.zero(&mut slab)?;
         Ok(Self { slab, plan, weights, kv, arena })
     }
 

@@ -244,6 +244,7 @@ fn s15_a_graph_whose_memory_was_rewound_refuses_to_launch() {
     let mut ours = tiny(gpu, Numerics::Q8, KvType::F16, false);
     let checkpoint = ours.slab.checkpoint();
     ours.arena = StepArena::allocate(&mut ours.slab, &ours.plan).unwrap();
+    ours.arena.zero(&mut ours.slab).unwrap();
     let mut graph = ours.capture_on(gpu, Head::Greedy);
     let drive = Drive::Host(&[TokenParams { absolute_position: 0, ring_slot: 0, token_id: 1 }]);
     graph.replay(gpu, &mut ours.slab, drive).unwrap();

@@ -318,9 +318,7 @@ impl<M: DeviceMemory> Pair<M> {
             let plan = StepPlan { fusion, numerics, ..plan.clone() };
             let kv = KvArena::allocate(&mut slab, config).unwrap();
             let arena = StepArena::allocate(&mut slab, &plan).unwrap();
-            for view in arena.views() {
-                slab.fill_view(view, 0).unwrap();
-            }
+            arena.zero(&mut slab).unwrap();
             slab.fill_view(kv.blocks, 0).unwrap();
             let blocks = config.blocks_per_layer();
             let step = (2..).find(|step| gcd(*step, blocks) == 1).unwrap();

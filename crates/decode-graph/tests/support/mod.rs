@@ -130,9 +130,7 @@ impl<M: DeviceMemory> Tiny<M> {
             if shuffled { shuffled_table(&plan.kv) } else { BlockTable::identity(&plan.kv) };
         slab.write_view(kv.table, 0, bytemuck::cast_slice(table.entries())).unwrap();
         let arena = StepArena::allocate(&mut slab, &plan).unwrap();
-        for view in [arena.arrivals, arena.best] {
-            slab.fill_view(view, 0).unwrap();
-        }
+        arena.zero(&mut slab).unwrap();
         Self { slab, profile, plan, weights, kv, arena }
     }
 

@@ -36,7 +36,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 
 #[cfg(feature = "cuda")]
 fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<()> {
-    let options = args.load.options();
+    let mut options = args.load.options();
+    // Inside one kernel for the whole step there is nothing to compare launch by launch.
+    options.plan.fusion = lane::FusionChoice::Ops;
     let backend = lane::open_cuda::open(options.device)?;
     // One plan, so that both memories are laid out alike.
     let plan = file.plan_cuda(&backend, &options)?;

@@ -185,12 +185,8 @@ impl<B: Backend> Residency<B> {
             });
         }
         let arena = self.slab.transaction(|slab| {
-            let checkpoint = slab.used_bytes();
             let arena = StepArena::allocate(slab, plan)?;
-            debug_assert!(slab.used_bytes() >= checkpoint);
-            for view in arena.views() {
-                slab.fill_view(view, 0)?;
-            }
+            arena.zero(slab)?;
             Ok::<_, ResidencyError>(arena)
         })?;
         self.step = Some((plan.clone(), arena));
