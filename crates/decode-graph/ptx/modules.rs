@@ -17,8 +17,8 @@ modules! {
     ("gemv_norm", "compute_90", "8.4", 0xc652114a490440ca, include_str!("gemv_norm.compute_90.ptx"), ["gemv_norm"]);
     ("gemv_norm_swiglu", "compute_80", "8.4", 0xb446566893d1d54e, include_str!("gemv_norm_swiglu.compute_80.ptx"), ["gemv_norm_swiglu"]);
     ("gemv_norm_swiglu", "compute_90", "8.4", 0x71133b9994597f60, include_str!("gemv_norm_swiglu.compute_90.ptx"), ["gemv_norm_swiglu"]);
-    ("gemv_q8", "compute_80", "8.4", 0xba6bf37ad337690b, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
-    ("gemv_q8", "compute_90", "8.4", 0xe6da4cc6fac029ac, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_q8", "compute_80", "8.4", 0x5274e0f9f020cf2a, include_str!("gemv_q8.compute_80.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
+    ("gemv_q8", "compute_90", "8.4", 0xf2c66586ffe1c045, include_str!("gemv_q8.compute_90.ptx"), ["gemv_q8_store", "gemv_q8_add", "gemv_q8_swiglu"]);
     ("gemv_residual", "compute_80", "8.4", 0x7a6e2366a2763694, include_str!("gemv_residual.compute_80.ptx"), ["gemv_residual"]);
     ("gemv_residual", "compute_90", "8.4", 0xd9e122d08d789f87, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
     ("head", "compute_80", "8.4", 0x9613f0cb46f95543, include_str!("head.compute_80.ptx"), ["head"]);

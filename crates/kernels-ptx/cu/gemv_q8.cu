@@ -95,7 +95,7 @@ struct Q8Dot {
 };
 
 #define GEMV_Q8(NAME, EPILOGUE)                                                                   \
-    extern "C" __global__ void __launch_bounds__(GEMV_THREADS) NAME(                              \
+    extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 4) NAME(                           \
         Global<const u8> w0, Global<const u8> w1, Global<const u8> w2, Global<const i8> quants,   \
         Global<const Q8Group> groups, Global<const float> bias, Global<const float> residual,     \
         Global<float> out, u32 type0, u32 type1, u32 type2, u32 n_out0, u32 n_out1, u32 n_out2,   \
