@@ -8,6 +8,7 @@ pub struct QueuedRead {
     pub(super) bytes: [u8; Self::MAX_BYTES],
     len: usize,
     /// Number of the read, where it is under way.
+    #[cfg(feature = "cuda")]
     pub(super) number: Option<u64>,
 }
 
@@ -20,7 +21,12 @@ impl QueuedRead {
             let message = alloc::format!("at most {} bytes can be queued", Self::MAX_BYTES);
             return Err(MemoryError::new("read", len as u64, message));
         }
-        Ok(Self { bytes: [0; Self::MAX_BYTES], len, number: None })
+        Ok(Self {
+            bytes: [0; Self::MAX_BYTES],
+            len,
+            #[cfg(feature = "cuda")]
+            number: None,
+        })
     }
 
     /// Its length in bytes.
