@@ -98,6 +98,16 @@ __device__ __forceinline__ void load_constant_if(bool condition, const u8* from,
         : "l"(from), "r"(u32(condition)));
 }
 
+// a / b, correctly rounded, for numbers whose quotient, reciprocal and remainder are normal: the
+// general division without its branches.
+__device__ __forceinline__ float divide_ordinary(float a, float b) {
+    float estimate;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(b));
+    const float reciprocal = __fmaf_rn(estimate, __fmaf_rn(-b, estimate, 1.0f), estimate);
+    const float quotient = __fmul_rn(a, reciprocal);
+    return __fmaf_rn(reciprocal, __fmaf_rn(-b, quotient, a), quotient);
+}
+
 // sum + the products of four unsigned and four signed bytes.
 __device__ __forceinline__ i32 dot_unsigned(u32 a, u32 b, i32 sum) {
     asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
@@ -211,7 +221,7 @@ __device__ __forceinline__ float block_sum(float value) {
 }
 
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, u32 n, float eps) {
-    return 1.0f / sqrtf(sum_of_squares / n + eps);
+    return rsqrtf(sum_of_squares * divide_ordinary(1.0f, float(n)) + eps);
 }
 
 // Whether this block is the last of `count` that come here: it sees with load_published what the
@@ -242,6 +252,49 @@ __device__ __forceinline__ float from_ordered_bits(u32 bits) {
     return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000 : 0xffffffff));
 }
 
+// How a group of 32 is quantised, from the largest of the bits of its magnitudes. As integers they
+// are ordered like the floats, then infinity, then NaNs. The integers are those of
+// q4k_soa::quantize_q8:
+//
+//   scale = amax / 127, quant = round_half_even(x * (127 / amax))
+//   amax < 2^-100: all zero; NaN or infinity in the group: quants 0, scale NaN
+struct Q8Range {
+    float scale, inverse;
+    bool finite;
+
+    __device__ __forceinline__ Q8Range(u32 amax_bits) : finite(amax_bits < 0x7f800000) {
+        const float amax = __uint_as_float(amax_bits);
+        const bool tiny = amax < 0x1p-100f;
+        // Brought to where quotients need no care, by powers of two.
+        const float power = amax >= 0x1p20f ? 0x1p-64f : 1.0f;
+        const float quotient = divide_ordinary(127.0f, amax * power) * power;
+        inverse = finite && !tiny ? quotient : 0.0f;
+        // A quotient would round better by half of the last bit.
+        scale = finite ? (tiny ? 0.0f : amax * (1.0f / 127.0f)) : __uint_as_float(0x7fc00000);
+    }
+    // Quant i in byte i. Beside 1.5 * 2^23 a float has no room for fractions, and its last bits are
+    // the integer.
+    __device__ __forceinline__ u32 quantize(float4 x) const {
+        const float magic = 12582912.0f;
+        const u32 a = __float_as_uint(mul_then_add(x.x, inverse, magic));
+        const u32 b = __float_as_uint(mul_then_add(x.y, inverse, magic));
+        const u32 c = __float_as_uint(mul_then_add(x.z, inverse, magic));
+        const u32 d = __float_as_uint(mul_then_add(x.w, inverse, magic));
+        const u32 ab = __byte_perm(a, b, 0x0040), cd = __byte_perm(c, d, 0x0040);
+        return finite ? __byte_perm(ab, cd, 0x5410) : 0;
+    }
+};
+
+__device__ __forceinline__ u32 largest_magnitude(float4 x) {
+    const u32 magnitude = 0x7fffffff;
+    return max(max(__float_as_uint(x.x) & magnitude, __float_as_uint(x.y) & magnitude),
+               max(__float_as_uint(x.z) & magnitude, __float_as_uint(x.w) & magnitude));
+}
+
+__device__ __forceinline__ i32 sum_of_bytes(u32 bytes, i32 sum) {
+    return __dp4a(i32(bytes), 0x01010101, sum);
+}
+
 // Four quants of a group of 32, with what the group has in common.
 struct Q8Quad {
     u32 quants;  // element i in byte i
@@ -249,31 +302,15 @@ struct Q8Quad {
     float scale;
 };
 
-// Quantises groups of 32, eight lanes a group and four elements a lane, as
-// q4k_soa::quantize_q8 does. All lanes of a warp call it.
-//
-//   scale = amax / 127, quant = round_half_even(x * (127 / amax))
-//   amax < 2^-100: all zero; NaN or infinity in the group: quants 0, scale NaN
+// Quantises groups of 32, eight lanes a group and four elements a lane. All lanes of a warp call it.
 __device__ __forceinline__ Q8Quad quantize_quad(float4 x) {
-    const u32 magnitude = 0x7fffffff;
-    u32 amax_bits = max(max(__float_as_uint(x.x) & magnitude, __float_as_uint(x.y) & magnitude),
-                        max(__float_as_uint(x.z) & magnitude, __float_as_uint(x.w) & magnitude));
+    u32 amax_bits = largest_magnitude(x);
     for (u32 offset = 4; offset > 0; offset /= 2) {
         amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, offset));
     }
-    const float amax = __uint_as_float(amax_bits);
-    const bool finite = amax_bits < 0x7f800000;
-    const bool tiny = amax < 0x1p-100f;
-    const float inverse = finite && !tiny ? 127.0f / amax : 0.0f;
-    Q8Quad quad = {0, 0, finite ? (tiny ? 0.0f : amax / 127.0f) : __uint_as_float(0x7fc00000)};
-    if (finite) {
-        const i32 quants[4] = {__float2int_rn(x.x * inverse), __float2int_rn(x.y * inverse),
-                               __float2int_rn(x.z * inverse), __float2int_rn(x.w * inverse)};
-        for (u32 i = 0; i < 4; i++) {
-            quad.quants |= (quants[i] & 0xff) << (8 * i);
-            quad.sum += quants[i];
-        }
-    }
+    const Q8Range range(amax_bits);
+    Q8Quad quad = {range.quantize(x), 0, range.scale};
+    quad.sum = sum_of_bytes(quad.quants, 0);
     for (u32 offset = 4; offset > 0; offset /= 2) {
         quad.sum += __shfl_xor_sync(ALL_LANES, quad.sum, offset);
     }

@@ -12,18 +12,14 @@
 // block's last rows. The grid fits the device at once, and twice: while a kernel runs, the next
 // one's blocks move in beside it and fetch.
 //
-// Geometry: block (32 * slice warps, teams), at most GEMV_WARPS warps; dynamic shared memory of
-// STAGED_BYTES for each slice, their number rounded up to one of slice warps.
+// Geometry: block (32 * slice warps, teams), at most GEMV_WARPS warps; dynamic shared memory of 40
+// bytes for each group of all slices, their number rounded up to one of slice warps.
 // Alignment: matrices, the vector and norm weights 16 bytes.
 #pragma once
 
 #include "q8_dot.cuh"
 
 constexpr u32 GEMV_WARPS = 10, SLICE_GROUPS = 32;
-
-// Slice by slice: first halves of the groups, second halves; then scales of all groups.
-constexpr u32 STAGED_HALF_BYTES = SLICE_GROUPS * 16, STAGED_QUANT_BYTES = 2 * STAGED_HALF_BYTES;
-constexpr u32 STAGED_BYTES = STAGED_QUANT_BYTES + SLICE_GROUPS * sizeof(Q8Group);
 
 __device__ __forceinline__ u32 block_thread() {
     return threadIdx.y * blockDim.x + threadIdx.x;
@@ -44,55 +40,46 @@ struct __align__(8) Pair {
     float first, second;
 };
 
-// The q8 vector in shared memory.
+// The q8 vector in shared memory: first halves of all groups, second halves, scales with sums.
+// Whole slices, the last of which end in groups of nothing.
 struct Staged {
     Global<u8> bytes;
-    u32 n_slices;
+    u32 n_groups;
 
-    // Elements 4 i .. 4 i + 4; eight of these are a group.
-    __device__ __forceinline__ void put(u32 i, u32 quants) const {
-        const u32 group = i / 8, slice = group / SLICE_GROUPS;
-        store(bytes + slice * STAGED_QUANT_BYTES + i % 8 / 4 * STAGED_HALF_BYTES +
-                  group % SLICE_GROUPS * 16 + i % 4 * 4,
-              quants);
+    __device__ __forceinline__ Global<u8> half(u32 which, u32 group) const {
+        return bytes + (which * n_groups + group) * 16;
     }
-    __device__ __forceinline__ void put_group(u32 group, Q8Group q8) const {
-        store(bytes + n_slices * STAGED_QUANT_BYTES + group * u32(sizeof(Q8Group)), q8);
+    __device__ __forceinline__ Global<u8> group(u32 group) const {
+        return bytes + n_groups * GROUP + group * u32(sizeof(Q8Group));
     }
     __device__ __forceinline__ Q8Slice load_slice(u32 slice) const {
-        const Global<u8> quants = bytes + slice * STAGED_QUANT_BYTES + lane_id() * 16;
-        const uint4 low = load<uint4>(quants), high = load<uint4>(quants + STAGED_HALF_BYTES);
-        const u32 group = slice * SLICE_GROUPS + lane_id();
-        const Q8Group q8 = load<Q8Group>(bytes + n_slices * STAGED_QUANT_BYTES +
-                                         group * u32(sizeof(Q8Group)));
-        Q8Slice x = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, q8, {0, 0}};
+        const u32 here = slice * SLICE_GROUPS + lane_id();
+        const uint4 low = load<uint4>(half(0, here)), high = load<uint4>(half(1, here));
+        Q8Slice x = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w},
+                     load<Q8Group>(group(here)),
+                     {0, 0}};
         for (u32 i = 0; i < 8; i++) {
-            x.half_sums[i / 4] = __dp4a(i32(x.words[i]), 0x01010101, x.half_sums[i / 4]);
+            x.half_sums[i / 4] = sum_of_bytes(x.words[i], x.half_sums[i / 4]);
         }
         return x;
     }
-    // Groups of no elements, so that every lane finds one.
-    __device__ __forceinline__ void fill(u32 n_groups) const {
-        for (u32 group = n_groups + block_thread(); group < n_slices * SLICE_GROUPS;
-             group += block_threads()) {
-            for (u32 quad = 0; quad < 8; quad++) {
-                put(group * 8 + quad, 0);
-            }
-            put_group(group, {0.0f, 0.0f});
-        }
-    }
 };
 
-// ---- inputs: where the vector comes from, UNROLL loads of four elements at a time ----
+// ---- inputs: where the vector comes from, UNROLL groups of each warp's at a time ----
 
 // x as it is.
 struct PlainInput {
     static constexpr u32 UNROLL = 4;
     Global<const float> x;
 
+    using Raw = float4;
+
     __device__ __forceinline__ void prefetch(u32) const {}
-    __device__ __forceinline__ float4 quad(u32 i) {
+    __device__ __forceinline__ Raw fetch(u32 i) const {
         return load<float4>(x + i * 4);
+    }
+    __device__ __forceinline__ float4 quad(const Raw& raw) const {
+        return raw;
     }
     __device__ __forceinline__ void before_barrier() const {}
     __device__ __forceinline__ float factor(u32) const {
@@ -102,18 +89,24 @@ struct PlainInput {
 
 // RMS norm of x: x * weight is quantised, and 1 / sqrt(mean(x^2) + eps) is a factor of the sums.
 struct NormInput {
-    static constexpr u32 UNROLL = 3;
+    static constexpr u32 UNROLL = 2;
     Global<const float> x, weight;
     float eps;
     float squares = 0.0f;
+    struct Raw {
+        float4 x, weight;
+    };
 
     __device__ __forceinline__ void prefetch(u32 n_in) const {
         for (u32 i = block_thread() * 32; i < n_in; i += block_threads() * 32) {
             prefetch_constant(weight + i);
         }
     }
-    __device__ __forceinline__ float4 quad(u32 i) {
-        const float4 quad = load<float4>(x + i * 4), w = load<float4>(weight + i * 4);
+    __device__ __forceinline__ Raw fetch(u32 i) const {
+        return {load<float4>(x + i * 4), load<float4>(weight + i * 4)};
+    }
+    __device__ __forceinline__ float4 quad(const Raw& raw) {
+        const float4 quad = raw.x, w = raw.weight;
         squares += quad.x * quad.x + quad.y * quad.y + quad.z * quad.z + quad.w * quad.w;
         return {quad.x * w.x, quad.y * w.y, quad.z * w.z, quad.w * w.w};
     }
@@ -129,42 +122,65 @@ struct NormInput {
     }
     __device__ __forceinline__ float factor(u32 n_in) const {
         float sum = 0.0f;
-        for (u32 i = 0; i < block_threads() / 32; i++) {
-            sum += squares_of_warps()[i];
+#pragma unroll
+        for (u32 i = 0; i < GEMV_WARPS; i++) {
+            sum += i < block_threads() / 32 ? float(squares_of_warps()[i]) : 0.0f;
         }
         return inverse_rms(sum, n_in, eps);
     }
 };
 
-// Waits for the input and quantises it; the whole block does.
+// Waits for the input and quantises it; the whole block does. Four lanes share a group: lane i of
+// them has elements 4 i .. 4 i + 4 of either half.
 template <class Input>
 __device__ __forceinline__ void stage(Input& input, const Staged& staged, u32 n_in) {
+    // Groups that a lane has in flight.
     constexpr u32 UNROLL = Input::UNROLL;
     begin();
-    const u32 n_quads = n_in / 4, stride = block_threads();
-    // Whole warps go round: eight lanes share a group.
-    for (u32 first = block_thread() - lane_id(); first < n_quads; first += stride * UNROLL) {
-        float4 quads[UNROLL];
+    const u32 n_groups = n_in / GROUP, stride = block_threads() / 4, i = lane_id() % 4;
+    // Whole warps go round.
+    for (u32 first = block_thread() / 4; first < staged.n_groups + lane_id() / 4;
+         first += stride * UNROLL) {
+        typename Input::Raw raw[UNROLL][2] = {};
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
-            const u32 i = first + u * stride + lane_id();
-            quads[u] = i < n_quads ? input.quad(i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            const u32 group = first + u * stride;
+            if (group < n_groups) {
+                raw[u][0] = input.fetch(group * 8 + i);
+                raw[u][1] = input.fetch(group * 8 + 4 + i);
+            }
+        }
+        // Without branches, so that the groups' latencies overlap.
+        u32 quants[UNROLL][2];
+        Q8Group q8[UNROLL];
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            const float4 low = input.quad(raw[u][0]), high = input.quad(raw[u][1]);
+            u32 amax_bits = max(largest_magnitude(low), largest_magnitude(high));
+            for (u32 offset = 2; offset > 0; offset /= 2) {
+                amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, offset));
+            }
+            const Q8Range range(amax_bits);
+            quants[u][0] = range.quantize(low);
+            quants[u][1] = range.quantize(high);
+            i32 sum = sum_of_bytes(quants[u][0], sum_of_bytes(quants[u][1], 0));
+            for (u32 offset = 2; offset > 0; offset /= 2) {
+                sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+            }
+            q8[u] = q8_group(range.scale, sum);
         }
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
-            const u32 i = first + u * stride + lane_id();
-            if (first + u * stride < n_quads) {
-                const Q8Quad quad = quantize_quad(quads[u]);
-                if (i < n_quads) {
-                    staged.put(i, quad.quants);
-                    if (i % 8 == 0) {
-                        staged.put_group(i / 8, q8_group(quad.scale, quad.sum));
-                    }
+            const u32 group = first + u * stride;
+            if (group < staged.n_groups) {
+                store(staged.half(0, group) + i * 4, quants[u][0]);
+                store(staged.half(1, group) + i * 4, quants[u][1]);
+                if (i == 0) {
+                    store(staged.group(group), q8[u]);
                 }
             }
         }
     }
-    staged.fill(n_in / GROUP);
     input.before_barrier();
     __syncthreads();
 }
@@ -221,8 +237,9 @@ struct Batch {
 template <u32 MATRICES>
 struct Batch<Q4_K, MATRICES> {
     static constexpr u32 ROWS = 8;
-    // [row][super-block][8 scales, 8 mins], then [row][super-block][d, -dmin]
-    static constexpr u32 D_AT = ROWS * SLICE_BLOCKS * 16, COMMON_BYTES = ROWS * SLICE_BLOCKS * 24;
+    // [row][super-block][8 scales, 8 mins, d, -dmin]
+    static constexpr u32 BLOCK_BYTES = 24, ROW_BYTES = SLICE_BLOCKS * BLOCK_BYTES;
+    static constexpr u32 COMMON_BYTES = ROWS * ROW_BYTES;
     Global<const u8> quants[MATRICES], scales, d;  // the last two of the matrix of row lane / 4
     u32 n_groups;
     uint4 packed[ROWS] = {};
@@ -254,10 +271,10 @@ struct Batch<Q4_K, MATRICES> {
     __device__ __forceinline__ void share_common(Global<u8> common) const {
         const u32 a = packed_scales.words[0], b = packed_scales.words[1];
         const u32 c = packed_scales.words[2];
-        const uint4 unpacked = {a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030),
-                                b & 0x3f3f3f3f, (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)};
-        store(common + lane_id() * 16, unpacked);
-        store(common + D_AT + lane_id() * 8, Pair{low_half(packed_d), -high_half(packed_d)});
+        const Global<u8> to = common + lane_id() * BLOCK_BYTES;
+        store(to, uint2{a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)});
+        store(to + 8, uint2{b & 0x3f3f3f3f, (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)});
+        store(to + 16, Pair{low_half(packed_d), -high_half(packed_d)});
     }
     __device__ __forceinline__ void fetch_row(u32 i, const Place<MATRICES>& place) {
         const u64 at = u64(place.row(i)) * (n_groups * 16) + place.group() * 16;
@@ -265,11 +282,9 @@ struct Batch<Q4_K, MATRICES> {
                          packed[i]);
     }
     __device__ __forceinline__ float dot(u32 i, Global<const u8> common, const Q8Slice& x) const {
-        const Global<const u8> scales_here = common + (lane_id() / 8 * 16 + lane_id() % 8);
-        const Global<const u8> d_here = common + (D_AT + lane_id() / 8 * 8);
-        const i32 scale = scales_here[i * SLICE_BLOCKS * 16];
-        const i32 min = scales_here[i * SLICE_BLOCKS * 16 + 8];
-        const Pair d = load<Pair>(d_here + i * SLICE_BLOCKS * 8);
+        const Global<const u8> of_block = common + lane_id() / 8 * BLOCK_BYTES + i * ROW_BYTES;
+        const i32 scale = of_block[lane_id() % 8], min = of_block[lane_id() % 8 + 8];
+        const Pair d = load<Pair>(of_block + 16);
         const u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
         i32 low = 0, high = 0;
         for (u32 w = 0; w < 4; w++) {
@@ -386,12 +401,12 @@ __device__ __forceinline__ void gemv_rows(const Global<const u8> bases[Output::M
     constexpr u32 ROWS = WarpBatch::ROWS;
     const u32 slice_warps = blockDim.x / 32, n_teams = blockDim.y;
     const u32 first_slice = threadIdx.x / 32;
-    const u32 n_passes = div_ceil(n_in, slice_warps * SLICE_GROUPS * GROUP);
+    const u32 n_slices = div_ceil(n_in, slice_warps * SLICE_GROUPS * GROUP) * slice_warps;
     const u32 per_round = n_teams * (ROWS / MATRICES);  // results
 
     WarpBatch batch(bases, n_out, n_in);
-    Place<MATRICES> place = {share.first + threadIdx.y, n_teams, share.first + share.n_rows,
-                             first_slice};
+    const u32 end = share.first + share.n_rows;
+    Place<MATRICES> place = {share.first + threadIdx.y, n_teams, end, first_slice};
     batch.fetch_common(place);
 #pragma unroll
     for (u32 i = 0; i < ROWS; i++) {
@@ -400,33 +415,32 @@ __device__ __forceinline__ void gemv_rows(const Global<const u8> bases[Output::M
     input.prefetch(n_in);
 
     DYNAMIC_SHARED(staged_bytes);
-    const Staged staged = {staged_bytes, n_passes * slice_warps};
+    const Staged staged = {staged_bytes, n_slices * SLICE_GROUPS};
     stage(input, staged, n_in);
     const float factor = input.factor(n_in);
 
     SHARED(u8, common_of_warps, GEMV_WARPS * WarpBatch::COMMON_BYTES);
     const Global<u8> common = common_of_warps + block_thread() / 32 * WarpBatch::COMMON_BYTES;
-    // [turn][row of the team's batch][team][warp of the team]
+    // [turn][matrix][row of the batch][team][warp of the team]
     SHARED(float, parts, 2 * GEMV_WARPS * ROWS);
+    const u32 n_warps = n_teams * slice_warps;
     u32 turn = 0;
-    for (u32 round = 0; round < share.n_rows; round += per_round) {
-        const Global<float> part = parts + turn * (GEMV_WARPS * ROWS);
-        const u32 result = round + block_thread();
-        const bool has_result = block_thread() < per_round && result < share.n_rows;
+    for (u32 row = share.first; row < end; row += per_round) {
+        const Global<float> part = parts + turn;
+        const u32 result = row + block_thread();
+        const bool has_result = block_thread() < per_round && result < end;
         typename Output::Early early = {};
         if (has_result) {
-            early = output.early(share.first + result);
+            early = output.early(result);
         }
-        for (u32 pass = 0; pass < n_passes; pass++) {
-            const Q8Slice x = staged.load_slice(place.slice);
+        for (u32 slice = first_slice; slice < n_slices; slice += slice_warps) {
+            const Q8Slice x = staged.load_slice(slice);
             __syncwarp();
             batch.share_common(common);
             __syncwarp();
-            place.slice += slice_warps;
-            if (pass + 1 == n_passes) {
-                place.slice = first_slice;
-                place.first += per_round;
-            }
+            const bool next_slice = slice + slice_warps < n_slices;
+            place.slice = next_slice ? slice + slice_warps : first_slice;
+            place.first = (next_slice ? row : row + per_round) + threadIdx.y;
             batch.fetch_common(place);
 #pragma unroll
             for (u32 first = 0; first < ROWS; first += 4) {
@@ -438,9 +452,10 @@ __device__ __forceinline__ void gemv_rows(const Global<const u8> bases[Output::M
                 }
                 const float sum = sum_of_rows(sums);
                 if (lane_id() % 8 == 0) {
-                    const u32 i = first + lane_id() / 8;
-                    const u32 at = (i * n_teams + threadIdx.y) * slice_warps + first_slice;
-                    part[at] = pass == 0 ? sum : part[at] + sum;
+                    const u32 i = lane_id() / 8;
+                    const u32 of_batch = i % MATRICES * (ROWS / MATRICES) + (first + i) / MATRICES;
+                    const u32 at = of_batch * n_warps + block_thread() / 32;
+                    part[at] = slice == first_slice ? sum : part[at] + sum;
                 }
             }
         }
@@ -449,17 +464,19 @@ __device__ __forceinline__ void gemv_rows(const Global<const u8> bases[Output::M
             float sums[MATRICES];
 #pragma unroll
             for (u32 m = 0; m < MATRICES; m++) {
-                const u32 i = block_thread() / n_teams * MATRICES + m;
-                const u32 team = block_thread() % n_teams;
+                const u32 of_round = m * per_round + block_thread();
                 sums[m] = 0.0f;
-                for (u32 warp = 0; warp < slice_warps; warp++) {
-                    sums[m] += part[(i * n_teams + team) * slice_warps + warp];
+#pragma unroll
+                for (u32 warp = 0; warp < GEMV_WARPS; warp++) {
+                    if (warp < slice_warps) {
+                        sums[m] += part[of_round * slice_warps + warp];
+                    }
                 }
                 sums[m] *= factor;
             }
-            output.put(share.first + result, sums, early);
+            output.put(result, sums, early);
         }
-        turn ^= 1;
+        turn ^= GEMV_WARPS * ROWS;
     }
 }
 
@@ -474,14 +491,14 @@ __device__ __forceinline__ void decode_gemv(const Global<const u8> (&bases)[Outp
         return;
     }
     switch (ggml_type) {
+    case Q4_K::GGML_TYPE: return gemv_rows<Q4_K>(bases, n_out, n_in, share, input, output);
+    case Q6_K::GGML_TYPE: return gemv_rows<Q6_K>(bases, n_out, n_in, share, input, output);
+    case Q5_K::GGML_TYPE: return gemv_rows<Q5_K>(bases, n_out, n_in, share, input, output);
+    case Q8_0::GGML_TYPE: return gemv_rows<Q8_0>(bases, n_out, n_in, share, input, output);
     case Q4_0::GGML_TYPE: return gemv_rows<Q4_0>(bases, n_out, n_in, share, input, output);
     case Q4_1::GGML_TYPE: return gemv_rows<Q4_1>(bases, n_out, n_in, share, input, output);
     case Q5_0::GGML_TYPE: return gemv_rows<Q5_0>(bases, n_out, n_in, share, input, output);
     case Q5_1::GGML_TYPE: return gemv_rows<Q5_1>(bases, n_out, n_in, share, input, output);
-    case Q8_0::GGML_TYPE: return gemv_rows<Q8_0>(bases, n_out, n_in, share, input, output);
-    case Q4_K::GGML_TYPE: return gemv_rows<Q4_K>(bases, n_out, n_in, share, input, output);
-    case Q5_K::GGML_TYPE: return gemv_rows<Q5_K>(bases, n_out, n_in, share, input, output);
-    case Q6_K::GGML_TYPE: return gemv_rows<Q6_K>(bases, n_out, n_in, share, input, output);
     }
 }
 

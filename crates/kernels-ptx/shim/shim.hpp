@@ -194,6 +194,7 @@ void load_constant_if(bool condition, Global<const unsigned char> from, V& value
         value = load_constant<V>(from);
     }
 }
+inline float divide_ordinary(float a, float b) { return a / b; }
 inline int dot_unsigned(unsigned a, unsigned b, int sum) {
     for (int i = 0; i < 32; i += 8) {
         sum += uint8_t(a >> i) * int8_t(b >> i);
@@ -312,9 +313,20 @@ inline int __dp4a(int a, int b, int sum) {
     return sum;
 }
 
+// Byte i of the result is the byte of b:a that nibble i of the selector names.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) {
+        result |= unsigned(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    }
+    return result;
+}
+
 inline unsigned __float_as_uint(float value) { return shim::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return shim::bit_cast<float>(bits); }
 inline int __float2int_rn(float value) { return int(lrintf(value)); }
+inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline void sincospif(float half_turns, float* sine, float* cosine) {

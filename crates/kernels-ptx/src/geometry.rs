@@ -92,13 +92,27 @@ impl Geometry {
     }
 
     /// Warps of a team and teams of a block, together at most ten: with 96 registers a thread two
-    /// such blocks fit an SM. A team goes over more slices than it has warps several times, all of its
-    /// warps alike.
+    /// such blocks fit an SM. A team goes over the slices as often as it has too few warps for
+    /// them, or oftener where few warps would do anything otherwise.
     fn decode_gemv_warps(n_in: u32) -> [u32; 2] {
         const MAX_WARPS: u32 = 10;
         let n_slices = n_in.div_ceil(Self::SLICE).max(1);
-        let slice_warps = n_slices.div_ceil(n_slices.div_ceil(MAX_WARPS));
-        [slice_warps, MAX_WARPS / slice_warps]
+        let fewest = n_slices.div_ceil(MAX_WARPS);
+        let mut best = [0, 0];
+        for passes in fewest..fewest + 3 {
+            let slice_warps = n_slices.div_ceil(passes);
+            let teams = MAX_WARPS / slice_warps;
+            // A slice in ten may be one of nothing.
+            let idle = passes * slice_warps - n_slices;
+            let better = slice_warps * teams > best[0] * best[1] && idle * 10 <= n_slices;
+            if passes == fewest || better {
+                best = [slice_warps, teams];
+            }
+            if best[0] * best[1] >= 8 {
+                break;
+            }
+        }
+        best
     }
 
     /// Elements of the input that a warp works on.
@@ -107,5 +121,24 @@ impl Geometry {
     /// Four warps a block, each striding over rows, at most sixteen blocks an SM.
     pub(crate) fn rows(n_rows: u32, device: &DeviceProfile) -> Self {
         Self::grid([n_rows.div_ceil(4).min(16 * device.sm_count).max(1), 1, 1]).threads(128)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_warps_of_a_block_are_occupied_whatever_the_input_is() {
+        let warps = |n_in| Geometry::decode_gemv_warps(n_in);
+        for n_in in (32..60_000).step_by(32) {
+            let [slice_warps, teams] = warps(n_in);
+            assert!((7..=10).contains(&(slice_warps * teams)), "{n_in}: {slice_warps} x {teams}");
+            let block = Geometry::decode_gemv(n_in, 5);
+            let slices = block.shared_bytes / (Geometry::SLICE / 32 * 40);
+            assert!(slices * Geometry::SLICE >= n_in && slices.is_multiple_of(slice_warps));
+        }
+        assert_eq!([2048, 3072, 4096, 8192].map(warps), [[2, 5], [3, 3], [4, 2], [8, 1]]);
+        assert_eq!([5120, 14_336].map(warps), [[5, 2], [5, 2]]);
     }
 }
