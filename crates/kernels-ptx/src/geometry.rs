@@ -71,11 +71,21 @@ impl Geometry {
 
     /// Blocks that share the rows of matrices times one vector: as many as fit the device at once,
     /// and where kernels overlap (programmatic launch) half of that, so that the next one's have
-    /// room; no team of warps without a row.
+    /// room.
     pub(crate) fn decode_gemv_blocks(n_in: u32, n_out: u32, device: &DeviceProfile) -> u32 {
         let per_sm = if device.compute_capability >= 90 { 1 } else { 2 };
+        Self::with_rows(n_in, n_out, per_sm * device.sm_count)
+    }
+
+    /// The same where nothing comes after.
+    pub(crate) fn last_decode_gemv_blocks(n_in: u32, n_out: u32, device: &DeviceProfile) -> u32 {
+        Self::with_rows(n_in, n_out, 2 * device.sm_count)
+    }
+
+    /// At most so many blocks that no team of warps is without a row.
+    fn with_rows(n_in: u32, n_out: u32, blocks: u32) -> u32 {
         let [_, teams] = Self::decode_gemv_warps(n_in);
-        n_out.div_ceil(teams).min(per_sm * device.sm_count).max(1)
+        n_out.div_ceil(teams).min(blocks).max(1)
     }
 
     /// A block of teams of warps, a warp per slice of 1024 elements of the input.

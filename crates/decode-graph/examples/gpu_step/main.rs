@@ -15,7 +15,7 @@
 //! --target 80        PTX for compute_80, which has no programmatic launch
 //! --trigger before   let the next kernel's blocks in before waiting for inputs; after; never
 //! --blocks 2         multiplies the grids of matrix products
-//! --vary             one line for each combination of the three above instead of tables
+//! --vary             also a line for each combination of the three above
 //! --no-kernels       no table of kernels
 //! ```
 
@@ -147,16 +147,15 @@ fn main() -> Result<()> {
             model.weight_bytes() as f64 / 1e9,
             start.elapsed().as_secs_f64()
         );
+        let variant = options.change.variant(&backend)?;
+        println!("{}", options.change);
+        let mut bench = Bench::new(&mut backend, &mut model, options.change, variant)?;
+        bench.step(&options, true)?;
+        if options.kernels {
+            bench.kernels(&options)?;
+        }
         if options.vary {
             vary(&mut backend, &mut model, &options)?;
-        } else {
-            let variant = options.change.variant(&backend)?;
-            println!("{}", options.change);
-            let mut bench = Bench::new(&mut backend, &mut model, options.change, variant)?;
-            bench.step(&options, true)?;
-            if options.kernels {
-                bench.kernels(&options)?;
-            }
         }
     }
     Ok(())

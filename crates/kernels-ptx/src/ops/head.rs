@@ -46,7 +46,7 @@ kernel_params! {
 impl<B> Args<B> {
     /// Blocks share the rows.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
-        let blocks = Geometry::decode_gemv_blocks(self.n_in, self.n_vocab, device);
+        let blocks = Geometry::last_decode_gemv_blocks(self.n_in, self.n_vocab, device);
         Geometry::decode_gemv(self.n_in, blocks)
     }
 }
