@@ -5,7 +5,7 @@
 //! cargo run --release --features cuda --example gpu_step -- 1b 3b 8b --vary
 //! ```
 //!
-//! Options, after any of `1b`, `3b`, `8b` (all three if none is named):
+//! Options, after any of `1b`, `3b`, `8b` (all three if none is named), or `tiny`:
 //!
 //! ```text
 //! --depths 0,4096    tokens in the cache
@@ -30,7 +30,7 @@ use decode_graph::{Backend, ByteRange, CudaBackend, Graph, Launch, record};
 use gpu_slab::DeviceMemory;
 use kernels_ptx::{Arg, TokenParams};
 
-use model::{Model, SHAPES, Shape};
+use model::{Model, SHAPES, Shape, TINY};
 use variant::{Trigger, Variant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -114,7 +114,7 @@ fn options() -> Result<Options> {
             "--vary" => options.vary = true,
             "--no-kernels" => options.kernels = false,
             name => {
-                let shape = SHAPES.iter().find(|shape| shape.name == name);
+                let shape = SHAPES.iter().chain([&TINY]).find(|shape| shape.name == name);
                 options.shapes.push(*shape.ok_or(format!("{name}: no such option or shape"))?);
             }
         }
@@ -321,7 +321,11 @@ impl<'a> Bench<'a> {
                 println!(
                     "  {what:22} {:24} {count:5} {:>12} {us:8.2} {:9.1} {:9.3} {:7.0}",
                     launches[0].kernel.name(),
-                    format!("{:?}x{}", geometry.grid.iter().product::<u32>(), geometry.block[0]),
+                    format!(
+                        "{}x{}",
+                        geometry.grid.iter().product::<u32>(),
+                        geometry.block.iter().product::<u32>()
+                    ),
                     us * count,
                     bytes / 1e6,
                     bytes / us / 1e3,

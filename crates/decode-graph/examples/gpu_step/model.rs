@@ -22,15 +22,8 @@ pub(crate) struct Shape {
 
 const fn dims(layer: u32, embd: u32, heads: [u32; 2], head_dim: u32, ff: u32) -> ModelDims {
     let [n_head, n_kv_head] = heads;
-    ModelDims {
-        n_layer: layer,
-        n_embd: embd,
-        n_head,
-        n_kv_head,
-        head_dim,
-        n_ff: ff,
-        n_vocab: 128_256,
-    }
+    let (n_layer, n_embd, n_ff) = (layer, embd, ff);
+    ModelDims { n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab: 128_256 }
 }
 
 /// Llama 3.2 1B and 3B, Llama 3.1 8B.
@@ -39,6 +32,13 @@ pub(crate) const SHAPES: [Shape; 3] = [
     Shape { name: "3b", dims: dims(28, 3072, [24, 8], 128, 8192), tied: true },
     Shape { name: "8b", dims: dims(32, 4096, [32, 8], 128, 14_336), tied: false },
 ];
+
+/// To see whether a program runs at all.
+pub(crate) const TINY: Shape = Shape {
+    name: "tiny",
+    dims: ModelDims { n_vocab: 512, ..dims(9, 256, [4, 2], 64, 512) },
+    tied: true,
+};
 
 /// A model with everything that a step of it needs.
 pub(crate) struct Model {

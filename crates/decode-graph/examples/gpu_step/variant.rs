@@ -22,9 +22,28 @@ struct Config {
 }
 
 unsafe extern "C" {
-    fn cuModuleLoadData(module: *mut Handle, image: *const c_char) -> c_int;
+    fn cuModuleLoadDataEx(
+        module: *mut Handle,
+        image: *const c_char,
+        option_count: c_uint,
+        options: *const c_uint,
+        values: *mut *mut c_void,
+    ) -> c_int;
     fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> c_int;
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) -> c_int;
+    fn cuLaunchKernel(
+        function: Handle,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: RawStream,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> c_int;
     fn cuLaunchKernelEx(
         config: *const Config,
         function: Handle,
@@ -81,9 +100,11 @@ impl Variant {
             };
             let text = CString::new(text)?;
             let mut raw = std::ptr::null_mut();
+            let (no_options, no_values) = (std::ptr::null(), std::ptr::null_mut());
             // SAFETY: the text ends with a zero; the driver writes one handle.
-            check(unsafe { cuModuleLoadData(&mut raw, text.as_ptr()) })
-                .map_err(|code| format!("{module:?}: error {code}"))?;
+            let loaded =
+                unsafe { cuModuleLoadDataEx(&mut raw, text.as_ptr(), 0, no_options, no_values) };
+            check(loaded).map_err(|code| format!("{module:?}: error {code}"))?;
             for entry in module.entries {
                 let name = CString::new(*entry)?;
                 let mut function = std::ptr::null_mut();
@@ -131,24 +152,32 @@ impl Variant {
         let mut pointers: Vec<*mut c_void> =
             words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
         let geometry = launch.geometry;
+        let shared = geometry.shared_bytes;
+        if shared > 48 << 10 {
+            let (attribute, bytes) = (MAX_DYNAMIC_SHARED_BYTES, shared as c_int);
+            // SAFETY: the function exists.
+            check(unsafe { cuFuncSetAttribute(function, attribute, bytes) })?;
+        }
+        let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+        let ([gx, gy, gz], [bx, by, bz]) = (geometry.grid, geometry.block);
+        if !self.programmatic {
+            // SAFETY: the function exists; arguments are those of its signature, their addresses of
+            // memory that outlives the graph.
+            return check(unsafe {
+                cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, none)
+            });
+        }
         // Number 6, and 1 for yes: programmatic serialisation.
         let mut attribute = [6, 1, 0, 0, 0, 0, 0, 0, 0];
         let config = Config {
             grid: geometry.grid,
             block: geometry.block,
-            shared_bytes: geometry.shared_bytes,
+            shared_bytes: shared,
             stream,
             attributes: &mut attribute,
-            attribute_count: self.programmatic.into(),
+            attribute_count: 1,
         };
-        let shared = geometry.shared_bytes as c_int;
-        // SAFETY: the function exists; arguments are those of its signature, their addresses of
-        // memory that outlives the graph.
-        unsafe {
-            if geometry.shared_bytes > 48 << 10 {
-                check(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, shared))?;
-            }
-            check(cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
-        }
+        // SAFETY: as above.
+        check(unsafe { cuLaunchKernelEx(&config, function, arguments, none) })
     }
 }
