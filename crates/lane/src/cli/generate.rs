@@ -1,5 +1,6 @@
 //! `lane generate`.
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use lane::{GenerateOptions, Lane, Logprob, Logprobs, StopReason, Timing};
 use serde::Serialize;
 
 use super::generation::GenerationArgs;
-use super::{LoadArgs, print, print_json};
+use super::{LoadArgs, print, print_json, read_text};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -50,11 +51,12 @@ pub(super) struct Args {
 impl Args {
     fn prompt_text(&self) -> anyhow::Result<String> {
         let mut text = match (&self.file, self.prompt.as_deref()) {
-            (Some(path), _) => std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the prompt from {}", path.display()))?,
-            (None, Some("-")) => {
-                io::read_to_string(io::stdin()).context("cannot read the prompt from stdin")?
+            (Some(path), _) => {
+                let name = format!("the prompt from {}", path.display());
+                let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
+                read_text(file, &name)?
             }
+            (None, Some("-")) => read_text(io::stdin(), "the prompt from stdin")?,
             (None, given) => return Ok(given.unwrap_or_default().to_owned()),
         };
         if text.ends_with('\n') {
@@ -236,7 +238,8 @@ impl Summary {
             graph: GraphSummary {
                 key: graph.key.to_string(),
                 nodes: graph.nodes,
-                h2d_bytes_per_token: graph.h2d_bytes_per_token,
+                // Of a single token only the prompt's upload could be told.
+                h2d_bytes_per_token: graph.h2d_bytes_per_token.filter(|_| timing.decode_tokens > 0),
                 d2h_bytes_per_token: telemetry.d2h_bytes_per_token,
                 captures: telemetry.captures,
                 replays: graph.replays,
