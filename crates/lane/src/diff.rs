@@ -66,7 +66,7 @@ pub fn diff<A: Backend, B: Backend>(
     tolerance: f64,
 ) -> Result<Comparison, ResidencyError> {
     let (a, b) = (a.residency_mut(), b.residency_mut());
-    let Some((&(mut kv), &step)) = a.arenas() else {
+    let Some((&kv, &step)) = a.arenas() else {
         return Err(ResidencyError::Missing("step arena"));
     };
     let max_context_tokens = kv.config.max_context_tokens();
@@ -79,7 +79,6 @@ pub fn diff<A: Backend, B: Backend>(
         }
     }
     // Everything behind the weights, from one memory to the other.
-    kv.blocks = kv.blocks.slice(0..0)?;
     let first = kv.blocks.offset_bytes();
     let state =
         ByteRange { offset_bytes: first, len_bytes: a.slab().permanent_end_bytes() - first };

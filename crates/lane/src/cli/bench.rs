@@ -87,8 +87,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let facts = Facts {
         model: args.shape.clone().unwrap_or(model),
         label: file.model.label(),
-        size: file.model.matrices().chain([file.model.output]).map(|m| m.n_bytes()).sum::<u64>()
-            - file.model.output.n_bytes(),
+        size: file.model.matrices().map(|matrix| matrix.n_bytes()).sum(),
         n_params: file.model.n_params,
         bytes_per_token: file.model.bytes_per_token(),
     };
