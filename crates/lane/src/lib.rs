@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod batch;
 pub mod chat;
 pub mod decode;
 pub mod decoder;

@@ -50,7 +50,8 @@ impl Sampling {
         if self.temperature > 0.0 { Head::Sampled } else { Head::Greedy }
     }
 
-    pub(crate) fn pack(&self) -> SamplingPack {
+    /// The parameters as the device reads them.
+    pub fn pack(&self) -> SamplingPack {
         SamplingPack {
             temperature: self.temperature,
             top_p: self.top_p,

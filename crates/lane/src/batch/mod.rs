@@ -1,0 +1,21 @@
+//! Many sequences at once: continuous batching over one paged cache.
+//!
+//! [`Scheduler`] says what the next step computes, [`BatchStep`] computes it, [`Engine`] puts the two
+//! together; [`RequestLine`] reads a request, [`Service`] answers many.
+
+mod engine;
+mod lines;
+mod request_line;
+mod scheduler;
+mod service;
+mod step;
+
+pub use engine::{Chosen, Engine, EngineError, EngineReport};
+pub use lines::{Line, MAX_LINE_BYTES, read_line};
+pub use request_line::{BadLine, DEFAULT_N_TOKENS, Prompt, RequestId, RequestLine};
+pub use scheduler::{
+    Batch, Job, JobReport, Preempt, Scheduler, SchedulerCounts, SchedulerOptions, SubmitError,
+    Ticket,
+};
+pub use service::{Answer, AnswerTiming, Record, Refusal, Service};
+pub use step::{BatchStep, Bucket, Row, StepKind, Wanted};
