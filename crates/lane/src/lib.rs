@@ -15,6 +15,7 @@ pub mod open;
 pub mod open_cuda;
 pub mod residency;
 pub mod sampling;
+pub mod saved_state;
 pub mod session;
 pub mod stop_text;
 pub mod synth;
