@@ -35,7 +35,9 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
         println!("no .cu files in {}: nothing to compile", sources.display());
         return Ok(());
     }
-    let files = build(&sources, &Toolchain::unpacked(&crate::target(root))?)?;
+    // A check trusts nothing that is shipped.
+    let known = if check { Vec::new() } else { known(&sources, &shipped) };
+    let files = build(&sources, &Toolchain::unpacked(&crate::target(root))?, known)?;
     let ours = |name: &str| name.ends_with(".ptx") || [FILE, RUST_FILE].contains(&name);
     settle(&shipped, &files, ours, check, COMMAND)
 }
@@ -59,8 +61,27 @@ pub(crate) fn verify(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every shipped file, from the sources alone.
-fn build(sources: &Path, toolchain: &Toolchain) -> Result<Files> {
+/// The shipped modules that are what would be made: of the same sources, flags and compiler.
+fn known(sources: &Path, shipped: &Path) -> Vec<(Module, String)> {
+    let Ok(manifest) = Manifest::read(shipped) else { return Vec::new() };
+    if !manifest.packages.iter().map(String::as_str).eq(toolchain::pinned()) {
+        return Vec::new();
+    }
+    let text_of = |module: &Module| {
+        let source = Source::read(sources, &module.source).ok()?;
+        let text = fs::read_to_string(shipped.join(&module.file)).ok()?;
+        let same = source.hash() == module.source_xxh3
+            && source.headers() == module.headers
+            && flags(&source, &module.target) == module.flags
+            && hash(text.as_bytes()) == module.ptx_xxh3;
+        same.then_some(text)
+    };
+    let modules = manifest.modules.into_iter();
+    modules.filter_map(|module| text_of(&module).map(|text| (module, text))).collect()
+}
+
+/// Every shipped file, from the sources and what is known of them.
+fn build(sources: &Path, toolchain: &Toolchain, mut known: Vec<(Module, String)>) -> Result<Files> {
     let nvrtc = Nvrtc::open(&toolchain.nvrtc())?;
     let include = toolchain.include();
     let include = include.to_str().context("the build's folder has a name that is not UTF-8")?;
@@ -71,6 +92,14 @@ fn build(sources: &Path, toolchain: &Toolchain) -> Result<Files> {
     for name in source_files(sources)? {
         let source = Source::read(sources, &name)?;
         for target in targets(&name) {
+            let same =
+                |(module, _): &(Module, String)| module.source == name && module.target == *target;
+            if let Some(index) = known.iter().position(same) {
+                let (module, ptx) = known.swap_remove(index);
+                files.insert(module.file.clone(), ptx.into_bytes());
+                modules.push(module);
+                continue;
+            }
             let module = module(&source, target, |flags| {
                 let mut options = flags.to_vec();
                 options.push(format!("--include-path={include}"));
@@ -282,8 +311,8 @@ mod tests {
         };
         let sources = [("mix.cu", SOURCE), ("shared.cuh", HEADER), ("group_sm90a.cu", WARP_GROUP)];
         let (here, there, shipped) = (folder(&sources), folder(&sources), folder(&[]));
-        let files = build(here.path(), &toolchain).unwrap();
-        assert_eq!(build(there.path(), &toolchain).unwrap(), files);
+        let files = build(here.path(), &toolchain, Vec::new()).unwrap();
+        assert_eq!(build(there.path(), &toolchain, Vec::new()).unwrap(), files);
         let mut names = [
             "group_sm90a.compute_90a.ptx",
             "mix.compute_80.ptx",
@@ -338,7 +367,7 @@ mod tests {
             ("mangled.cu", "__global__ void f(float* p) { *p = 0; }"),
             ("empty.cu", "static float unused(float x) { return x; }"),
         ]);
-        let said = build(here.path(), &toolchain).unwrap_err().to_string();
+        let said = build(here.path(), &toolchain, Vec::new()).unwrap_err().to_string();
         assert!(said.contains("kernels-ptx/cu/typo.cu(1): error"), "{said}");
         assert!(said.contains("undeclared"), "{said}");
         assert!(said.contains("mangled.cu for compute_90: _Z1fPf is not extern"), "{said}");

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod batch;
 mod graph;
 mod key;
 mod launch;

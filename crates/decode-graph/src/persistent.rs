@@ -105,7 +105,7 @@ pub fn record_persistent<M: DeviceMemory>(
     let args = args.map_err(|source| RecordError::Param { label: LABEL, source })?;
     let mut launches = vec![Launch { kernel, geometry: schedule.geometry(), args, label: LABEL }];
     if plan.head == Head::Sampled {
-        launches.extend(choose_and_advance(plan, kv, arena, device)?);
+        launches.extend(choose_and_advance(plan, arena, device)?);
     }
     Ok(Recording { launches, tokens: arena.tokens })
 }
@@ -127,6 +127,7 @@ fn check(
         return unsupported("a persistent step without logits");
     }
     expect("tokens of a persistent step", 1, plan.n_tokens.into())?;
+    expect("sequences of a persistent step", 1, plan.sequences.as_ref().map_or(1, |_| 2))?;
     expect("layers", plan.dims.n_layer.into(), weights.layers.len() as u64)?;
     if plan.kv != kv.config {
         let (expected, found) = (plan.kv.total_bytes(), kv.config.total_bytes());

@@ -2,7 +2,7 @@
 
 use gpu_slab::{Allocate, DeviceMemory, Slab, SlabError, View};
 use kernels_ptx::{DeviceProfile, RopePairing, schedule};
-use kv_paged::PagedKvConfig;
+use kv_paged::{GroupId, PagedKvConfig, PlanError, PlannerConfig};
 use q4k_soa::{LayoutId, Shape, WeightType};
 
 /// How matrix products are computed.
@@ -93,8 +93,15 @@ pub struct StepPlan {
     pub fusion: Fusion,
     /// Thread blocks of a persistent step: one for each multiprocessor.
     pub multiprocessors: u32,
-    /// Tokens computed per step, all of one sequence.
+    /// Tokens computed per step: its rows. See [`crate::batch`].
     pub n_tokens: u32,
+    /// Rows that get logits and a token.
+    pub n_outputs: u32,
+    /// Rows come in runs of so many tokens that follow each other in one sequence: 1 for a batch
+    /// of sequences, `n_tokens` for a chunk of a prompt.
+    pub run_tokens: u32,
+    /// The planner of the sequences that share the cache; `None`: one sequence owns it.
+    pub sequences: Option<PlannerConfig>,
     /// Of every RMS norm.
     pub norm_eps: f32,
     /// Rotary embedding.
@@ -125,12 +132,69 @@ impl StepPlan {
             fusion: Fusion::Ops,
             multiprocessors: device.sm_count,
             n_tokens: 1,
+            n_outputs: 1,
+            run_tokens: 1,
+            sequences: None,
             norm_eps,
             rope,
             embed_scale: 1.0,
             attention_scale: 1.0 / (dims.head_dim as f32).sqrt(),
             n_segments: device.attention_segments(dims.n_kv_head, kv.max_context_tokens()),
         }
+    }
+
+    /// The same model for a batch: each of `rows` rows is a token of any sequence of `sequences`
+    /// and has an output.
+    pub fn for_batch(&self, rows: u32, sequences: PlannerConfig, device: &DeviceProfile) -> Self {
+        self.for_rows(rows, rows, 1, Some(sequences), device)
+    }
+
+    /// The same model for chunks of a prompt: `tokens` tokens that follow each other in one
+    /// sequence, one of which has an output.
+    pub fn for_chunk(
+        &self,
+        tokens: u32,
+        sequences: Option<PlannerConfig>,
+        device: &DeviceProfile,
+    ) -> Self {
+        self.for_rows(tokens, 1, tokens, sequences, device)
+    }
+
+    fn for_rows(
+        &self,
+        n_tokens: u32,
+        n_outputs: u32,
+        run_tokens: u32,
+        sequences: Option<PlannerConfig>,
+        device: &DeviceProfile,
+    ) -> Self {
+        let heads = self.dims.n_kv_head.saturating_mul(n_tokens);
+        let n_segments = device.attention_segments(heads, self.kv.max_context_tokens());
+        let fusion = Fusion::Ops;
+        Self { fusion, n_tokens, n_outputs, run_tokens, sequences, n_segments, ..self.clone() }
+    }
+
+    /// Bytes of the cache and entries of its block tables.
+    pub(crate) fn kv_sizes(&self) -> Result<(u64, u64), PlanError> {
+        let Some(planner) = &self.sequences else {
+            return Ok((self.kv.total_bytes(), self.kv.table_entries()));
+        };
+        let mut bytes = 0u64;
+        for group in 0..planner.groups().len() {
+            bytes = bytes.saturating_add(self.group_layout(planner, group)?.total_bytes());
+        }
+        let rows = u64::from(planner.max_sequences()) + 1;
+        let row = planner.groups().len() as u64 * u64::from(planner.blocks_per_sequence());
+        Ok((bytes, rows * row))
+    }
+
+    pub(crate) fn group_layout(
+        &self,
+        planner: &PlannerConfig,
+        group: usize,
+    ) -> Result<kv_paged::KvLayout, PlanError> {
+        let kv = &self.kv;
+        planner.layout(GroupId(group as u32), kv.n_kv_head(), kv.head_dim(), kv.kv_type())
     }
 }
 
@@ -199,9 +263,10 @@ pub struct ModelWeights {
 pub struct KvArena {
     /// Shape.
     pub config: PagedKvConfig,
-    /// The blocks.
+    /// The blocks: of all layers, or of the layers of the first group, then those of the next.
     pub blocks: View,
-    /// u32 `[layer][logical block]`.
+    /// u32 `[layer][logical block]` where one sequence owns the cache, else the planner's
+    /// `[sequence][group][logical block]`.
     pub table: View,
 }
 
@@ -213,6 +278,18 @@ impl KvArena {
             config,
             blocks: memory.allocate("kv.blocks", config.total_bytes())?,
             table: memory.allocate("kv.table", table_bytes)?,
+        })
+    }
+
+    /// Takes room for the cache of a plan, whoever owns it: for many sequences, the pools of their
+    /// planner and its table.
+    pub fn for_plan(memory: &mut impl Allocate, plan: &StepPlan) -> Result<Self, SlabError> {
+        // A planner whose pools have no size fits nowhere.
+        let (blocks, entries) = plan.kv_sizes().unwrap_or((u64::MAX, 0));
+        Ok(Self {
+            config: plan.kv,
+            blocks: memory.allocate("kv.blocks", blocks)?,
+            table: memory.allocate("kv.table", entries * 4)?,
         })
     }
 }
@@ -240,21 +317,25 @@ pub struct StepArena {
     pub attention: View,
     /// f32 `[n_tokens][n_ff]`.
     pub ffn_mid: View,
-    /// f32 `[n_vocab]`.
+    /// f32 `[n_outputs][n_vocab]`.
     pub logits: View,
-    /// u32 `[n_kv_head + 1]`: blocks of attention that are done, then those of the choice of a
-    /// token; zero before the first step.
+    /// u32 `[n_kv_head + n_outputs]`: blocks of attention that are done, then those of the choice
+    /// of each token; zero before the first step.
     pub arrivals: View,
-    /// u32 `[2]`: the best candidate among those of the blocks that are done; zero before the first
-    /// step.
+    /// u32 `[n_outputs][2]`: the best candidate among those of the blocks that are done; zero
+    /// before the first step.
     pub best: View,
-    /// u32: the token chosen.
+    /// u32 `[n_outputs]`: the tokens chosen.
     pub token: View,
     /// [`kernels_ptx::TokenParams`] `[n_tokens]`.
     pub tokens: View,
-    /// u32: replays made.
+    /// u32 `[n_tokens]`: the sequence of each row, a row of the planner's table.
+    pub sequences: View,
+    /// u32 `[n_outputs]`: the row of each output, or [`crate::batch::NO_ROW`].
+    pub outputs: View,
+    /// u32 `[n_outputs]`: steps made.
     pub step_count: View,
-    /// [`kernels_ptx::SamplingPack`].
+    /// [`kernels_ptx::SamplingPack`] `[n_outputs]`.
     pub sampling: View,
     /// Of a persistent step.
     pub persistent: Option<PersistentArena>,
@@ -284,33 +365,46 @@ impl PersistentArena {
 impl StepArena {
     /// Takes room for the buffers of `plan`.
     pub fn allocate(memory: &mut impl Allocate, plan: &StepPlan) -> Result<Self, SlabError> {
-        let d = plan.dims;
-        let tokens = u64::from(plan.n_tokens);
-        let widest = u64::from(d.n_embd.max(d.n_ff).max(d.q_elems()));
-        let partial = u64::from(d.n_head) * u64::from(plan.n_segments) * u64::from(2 + d.head_dim);
+        Self::for_plans(memory, std::slice::from_ref(plan))
+    }
+
+    /// Takes room for buffers that each of `plans` can use, plans of one model.
+    ///
+    /// # Panics
+    /// Without a plan.
+    pub fn for_plans(memory: &mut impl Allocate, plans: &[StepPlan]) -> Result<Self, SlabError> {
+        let d = plans[0].dims;
+        let (q, kv) = (u64::from(d.q_elems()), u64::from(d.kv_elems()));
+        let (n_embd, n_ff) = (u64::from(d.n_embd), u64::from(d.n_ff));
+        let (n_head, n_kv_head) = (u64::from(d.n_head), u64::from(d.n_kv_head));
+        let widest = n_embd.max(n_ff).max(q);
+        let most = |f: fn(&StepPlan) -> u32| plans.iter().map(f).max().map_or(0, u64::from);
+        let (tokens, outputs) = (most(|plan| plan.n_tokens), most(|plan| plan.n_outputs));
+        let segments = most(|plan| plan.n_tokens * plan.n_segments);
         let mut floats = |name: &'static str, elems: u64| memory.allocate(name, elems * 4);
-        let hidden = tokens * u64::from(d.n_embd);
         Ok(Self {
-            hidden_a: floats("step.hidden_a", hidden)?,
-            hidden_b: floats("step.hidden_b", hidden)?,
+            hidden_a: floats("step.hidden_a", tokens * n_embd)?,
+            hidden_b: floats("step.hidden_b", tokens * n_embd)?,
             normed: floats("step.normed", tokens * widest)?,
-            qkv: floats("step.qkv", tokens * u64::from(d.q_elems() + 2 * d.kv_elems()))?,
-            q: floats("step.q", tokens * u64::from(d.q_elems()))?,
-            partials: floats("step.partials", tokens * partial)?,
-            attention: floats("step.attention", tokens * u64::from(d.q_elems()))?,
-            ffn_mid: floats("step.ffn_mid", tokens * u64::from(d.n_ff))?,
-            logits: floats("step.logits", u64::from(d.n_vocab))?,
-            token: floats("step.token", 1)?,
+            qkv: floats("step.qkv", tokens * (q + 2 * kv))?,
+            q: floats("step.q", tokens * q)?,
+            partials: floats("step.partials", segments * n_head * u64::from(2 + d.head_dim))?,
+            attention: floats("step.attention", tokens * q)?,
+            ffn_mid: floats("step.ffn_mid", tokens * n_ff)?,
+            logits: floats("step.logits", outputs * u64::from(d.n_vocab))?,
+            token: floats("step.token", outputs)?,
             tokens: floats("step.tokens", tokens * 3)?,
-            step_count: floats("step.step_count", 1)?,
-            sampling: floats("step.sampling", 6)?,
-            arrivals: floats("step.arrivals", u64::from(d.n_kv_head) + 1)?,
-            best: floats("step.best", 2)?,
+            sequences: floats("step.sequences", tokens)?,
+            outputs: floats("step.outputs", outputs)?,
+            step_count: floats("step.step_count", outputs)?,
+            sampling: floats("step.sampling", outputs * 6)?,
+            arrivals: floats("step.arrivals", n_kv_head + outputs)?,
+            best: floats("step.best", outputs * 2)?,
             groups: floats("step.groups", tokens * widest.div_ceil(32) * 2)?,
             quants: memory.allocate("step.quants", tokens * widest)?,
-            persistent: match plan.fusion {
-                Fusion::Ops => None,
-                Fusion::Persistent => Some(PersistentArena::allocate(memory, plan)?),
+            persistent: match plans.iter().find(|plan| plan.fusion == Fusion::Persistent) {
+                None => None,
+                Some(plan) => Some(PersistentArena::allocate(memory, plan)?),
             },
         })
     }
@@ -339,6 +433,8 @@ impl StepArena {
             self.best,
             self.token,
             self.tokens,
+            self.sequences,
+            self.outputs,
             self.step_count,
             self.sampling,
         ];

@@ -3,9 +3,9 @@
 
 use gpu_slab::View;
 use kernels_ptx::{DeviceProfile, Geometry, Kernel, ParamError, ops};
-use kv_paged::KvType;
 use q4k_soa::LayoutId;
 
+use crate::batch::LayerCache;
 use crate::launch::{Label, Launch};
 use crate::plan::WeightRef;
 use crate::plan::{
@@ -86,11 +86,14 @@ pub fn record(
         let (expected, found) = (plan.kv.total_bytes(), kv.config.total_bytes());
         return Err(RecordError::Plan { what: "KV bytes (and shape)", expected, found });
     }
+    crate::batch::check(plan)?;
     if plan.fusion != Fusion::Ops {
         return Err(RecordError::Unsupported("a persistent step: record_persistent does".into()));
     }
+    let windows: Vec<u32> = weights.layers.iter().map(|layer| layer.window).collect();
+    let caches = LayerCache::of_layers(plan, kv, &windows)?;
     let launches = Vec::new();
-    let mut recorder = Recorder { plan, kv, arena, device, launches, layer: None };
+    let mut recorder = Recorder { plan, arena, device, launches, layer: None, caches };
     recorder.embed(weights)?;
     for (index, layer) in weights.layers.iter().enumerate() {
         recorder.layer = Some(index as u32);
@@ -105,11 +108,11 @@ pub fn record(
 /// The launches behind the logits.
 pub(crate) fn choose_and_advance(
     plan: &StepPlan,
-    kv: &KvArena,
     arena: &StepArena,
     device: &DeviceProfile,
 ) -> Result<Vec<Launch>, RecordError> {
-    let mut recorder = Recorder { plan, kv, arena, device, launches: Vec::new(), layer: None };
+    let (launches, caches) = (Vec::new(), Vec::new());
+    let mut recorder = Recorder { plan, arena, device, launches, layer: None, caches };
     recorder.choose_and_advance()?;
     Ok(recorder.launches)
 }
@@ -135,16 +138,6 @@ enum Epilogue {
     Swiglu,
 }
 
-/// One layer's part of the KV cache.
-struct LayerCache {
-    kv: View,
-    block_table: View,
-    n_blocks: u32,
-    /// f16, else f32.
-    half: bool,
-    elem_bytes: u32,
-}
-
 /// Up to three matrices with one input, as numbers; 0 for those that are not there.
 struct Matrices {
     types: [u32; 3],
@@ -154,11 +147,12 @@ struct Matrices {
 
 struct Recorder<'a> {
     plan: &'a StepPlan,
-    kv: &'a KvArena,
     arena: &'a StepArena,
     device: &'a DeviceProfile,
     launches: Vec<Launch>,
     layer: Option<u32>,
+    /// The places of layers in the cache.
+    caches: Vec<LayerCache>,
 }
 
 /// Appends a launch: arguments are checked, geometry is asked of the operation.
@@ -247,8 +241,8 @@ impl Recorder<'_> {
             self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
         }
 
-        let cache = self.layer_cache(index)?;
-        if tokens == 1 {
+        let cache = self.caches[index as usize];
+        if tokens == 1 && plan.sequences.is_none() {
             self.attention_step(layer, &cache, inverse_frequencies)?;
         } else {
             self.attention_of_many(layer, &cache, inverse_frequencies)?;
@@ -266,27 +260,6 @@ impl Recorder<'_> {
         let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
         let residual = Epilogue::Add(residual);
         self.gemv("output projection", &[layer.o], input, None, residual, out, tokens)
-    }
-
-    fn layer_cache(&self, index: u32) -> Result<LayerCache, RecordError> {
-        let (config, at) = (&self.plan.kv, u64::from(index));
-        let (half, elem_bytes) = match config.kv_type() {
-            KvType::F32 => (false, 4),
-            KvType::F16 => (true, 2),
-            #[allow(unreachable_patterns)]
-            other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
-        };
-        let n_blocks = config.blocks_per_layer();
-        let layer_bytes = config.total_bytes() / u64::from(self.plan.dims.n_layer);
-        let table_bytes = u64::from(n_blocks) * 4;
-        let part = |bytes: u64| at * bytes..(at + 1) * bytes;
-        Ok(LayerCache {
-            kv: self.slice("kv", self.kv.blocks, part(layer_bytes))?,
-            block_table: self.slice("kv table", self.kv.table, part(table_bytes))?,
-            n_blocks,
-            half,
-            elem_bytes,
-        })
     }
 
     /// Of one token: everything between the products of q, k and v and the output projection.
@@ -342,14 +315,16 @@ impl Recorder<'_> {
             true => (Kernel::RopeAppendF16, Kernel::AttentionF16),
             false => (Kernel::RopeAppendF32, Kernel::AttentionF32),
         };
-        let (kv, block_table, n_blocks) = (cache.kv, cache.block_table, cache.n_blocks);
-        let kv_elem_bytes = cache.elem_bytes;
+        let LayerCache { kv, block_table, n_blocks, n_sequences, table_stride, n_logical, .. } =
+            *cache;
+        let (sequences, kv_elem_bytes) = (arena.sequences, cache.elem_bytes);
         let args = ops::rope_append::Args {
             qkv: arena.qkv,
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
             inverse_frequencies,
             tokens: arena.tokens,
+            sequences,
             block_table,
             q: arena.q,
             kv,
@@ -361,6 +336,9 @@ impl Recorder<'_> {
             pairing: plan.rope.pairing as u32,
             block_size: plan.kv.block_size_tokens(),
             n_blocks,
+            n_sequences,
+            table_stride,
+            n_logical,
             kv_elem_bytes,
             norm_eps: plan.norm_eps,
             magnitude: plan.rope.magnitude,
@@ -369,6 +347,7 @@ impl Recorder<'_> {
         let args = ops::attention::Args {
             q: arena.q,
             kv,
+            sequences,
             block_table,
             tokens: arena.tokens,
             partials: arena.partials,
@@ -378,6 +357,9 @@ impl Recorder<'_> {
             head_dim: d.head_dim,
             block_size: plan.kv.block_size_tokens(),
             n_blocks,
+            n_sequences,
+            table_stride,
+            n_logical,
             max_context_tokens: plan.kv.max_context_tokens(),
             n_segments: plan.n_segments,
             segment_min: DeviceProfile::SEGMENT_MIN,
@@ -426,21 +408,33 @@ impl Recorder<'_> {
         if plan.head == Head::None {
             return Ok(());
         }
-        let row_bytes = u64::from(plan.dims.n_embd) * 4;
-        let last = u64::from(plan.n_tokens - 1) * row_bytes;
-        let hidden = self.slice("output norm", arena.hidden_a, last..last + row_bytes)?;
+        // Nobody reads `hidden_b` any more.
+        let hidden = match plan.n_tokens {
+            1 => arena.hidden_a,
+            _ => self.gather_outputs(arena.hidden_a, arena.hidden_b)?,
+        };
+        let outputs = plan.n_outputs;
         expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
         let (output, norm) = ([weights.output], weights.output_norm);
-        if self.fuses(&output, 1) {
+        if self.fuses(&output, plan.n_tokens) {
             if plan.head == Head::Greedy {
                 return self.greedy_head(weights.output, hidden, norm);
             }
             self.gemv_norm("logits", &output, hidden, norm, None, arena.logits)?;
         } else {
-            let input = self.norm("output norm", hidden, norm, 1)?;
-            self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, 1)?;
+            let input = self.norm("output norm", hidden, norm, outputs)?;
+            self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, outputs)?;
         }
         self.choose_and_advance()
+    }
+
+    /// The rows that have outputs.
+    fn gather_outputs(&mut self, x: View, y: View) -> Result<View, RecordError> {
+        let (plan, rows) = (self.plan, self.arena.outputs);
+        let (n_tokens, n_rows, n) = (plan.n_tokens, plan.n_outputs, plan.dims.n_embd);
+        let args = ops::gather_rows::Args { x, rows, y, n_tokens, n_rows, n };
+        launch!(self, "rows with outputs", Kernel::GatherRows, args);
+        Ok(y)
     }
 
     /// Logits, the likeliest token, and the step's own advance.
@@ -470,29 +464,36 @@ impl Recorder<'_> {
     /// The token from the logits, and the step's own advance.
     fn choose_and_advance(&mut self) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
-        let n_vocab = plan.dims.n_vocab;
+        let (n_vocab, n_tokens, n_outputs) = (plan.dims.n_vocab, plan.n_tokens, plan.n_outputs);
+        let outputs = arena.outputs;
         let (token, tokens, step_count) = (arena.token, arena.tokens, arena.step_count);
         let max_context_tokens = plan.kv.max_context_tokens();
         if plan.head == Head::Greedy {
             let args = ops::argmax::Args {
                 logits: arena.logits,
+                outputs,
                 best: arena.best,
                 arrivals: self.choice_arrivals()?,
                 token,
                 tokens,
                 step_count,
                 n_vocab,
+                n_tokens,
+                n_outputs,
                 max_context_tokens,
             };
             launch!(self, "argmax", Kernel::Argmax, args);
         } else {
             let args = ops::sample::Args {
                 logits: arena.logits,
+                outputs,
                 sampling: arena.sampling,
                 tokens,
                 step_count,
                 token,
                 n_vocab,
+                n_tokens,
+                n_outputs,
                 max_context_tokens,
             };
             launch!(self, "sample", Kernel::Sample, args);
@@ -500,10 +501,11 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// The counter behind those of the attention.
+    /// The counters behind those of the attention.
     fn choice_arrivals(&self) -> Result<View, RecordError> {
         let at = u64::from(self.plan.dims.n_kv_head) * 4;
-        self.slice("arrivals", self.arena.arrivals, at..at + 4)
+        let bytes = u64::from(self.plan.n_outputs) * 4;
+        self.slice("arrivals", self.arena.arrivals, at..at + bytes)
     }
 
     /// Whether a product of these matrices and `n_tokens` vectors takes its input as it comes, and

@@ -13,13 +13,15 @@
 //
 // q             [n_tokens][n_head][head_dim], head_dim at most 256
 // kv            [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16
-// block_table   [n_blocks]
+// sequences     [n_tokens], which beyond the last count as the last
+// block_table   [n_logical] every table_stride, for each of n_sequences
 // tokens        [n_tokens][3]
 // partials      [n_tokens][n_head][n_segments][max, sum, head_dim values]
 //
 // Geometry: grid (n_kv_head, n_segments, n_tokens), block 128.
 // Alignment: of the elements; kv 16 bytes where head_dim is a multiple of 8.
 #include "attention.cuh"
+#include "tables.cuh"
 
 constexpr u32 WARPS = 4;
 
@@ -62,12 +64,14 @@ __device__ __forceinline__ void attention(Global<const float> q, Global<const u8
 
 #define ATTENTION(NAME, CHUNK_TYPE)                                                               \
     extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(                                \
-        Global<const float> q, Global<const u8> kv, Global<const u32> block_table,                \
-        Global<const u32> tokens, Global<float> partials, u32 n_tokens, u32 n_head,               \
-        u32 n_kv_head, u32 head_dim, u32 block_size, u32 n_blocks, u32 max_context_tokens,        \
-        u32 n_segments, u32 segment_min, u32 window, u32 kv_elem_bytes, float scale) {            \
+        Global<const float> q, Global<const u8> kv, Global<const u32> sequences,                  \
+        Global<const u32> block_table, Global<const u32> tokens, Global<float> partials,          \
+        u32 n_tokens, u32 n_head, u32 n_kv_head, u32 head_dim, u32 block_size, u32 n_blocks,      \
+        u32 n_sequences, u32 table_stride, u32 n_logical, u32 max_context_tokens, u32 n_segments, \
+        u32 segment_min, u32 window, u32 kv_elem_bytes, float scale) {                            \
         begin();                                                                                  \
-        const CacheIndex index = {block_table, n_kv_head, block_size, head_dim};                  \
+        const Tables tables = {block_table, sequences, n_sequences, table_stride};                \
+        const CacheIndex index = {tables.of_row(blockIdx.z), n_kv_head, block_size, head_dim};    \
         const Segments segments = {n_segments, segment_min, block_size, max_context_tokens,       \
                                    window};                                                       \
         const Global<const u32> params = tokens + blockIdx.z * TOKEN_WORDS;                       \

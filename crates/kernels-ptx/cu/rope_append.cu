@@ -1,5 +1,5 @@
 // Turns q and k by their position, writes q out, appends k and v to one layer of the paged KV
-// cache at the token's slot.
+// cache at the token's slot of its sequence.
 //
 // Per head of q and k: with q_norm or k_norm first an RMS norm over the head; then it is turned by
 // absolute_position as rope.cuh says. v is not turned.
@@ -8,19 +8,22 @@
 // q_norm, k_norm        [head_dim] or null
 // inverse_frequencies   [n_pairs]
 // tokens                [n_tokens][3]
-// block_table           [n_blocks]
+// sequences             [n_tokens], which beyond the last count as the last
+// block_table           [n_logical] every table_stride, for each of n_sequences
 // q                     [n_tokens][n_head][head_dim]
 // kv                    [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16
 //
 // Geometry: a warp per head: grid (ceil((n_head + 2 * n_kv_head) / 4), n_tokens), block 128.
 // Alignment: of the elements.
 #include "rope.cuh"
+#include "tables.cuh"
 
 template <class Elem>
 __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<const float> q_norm,
                                             Global<const float> k_norm, const Rope& rope,
-                                            Global<const u32> tokens, const CacheIndex& index,
-                                            Global<float> q, Global<u8> kv, u32 n_head) {
+                                            Global<const u32> tokens, const Tables& tables,
+                                            CacheIndex index, Global<float> q, Global<u8> kv,
+                                            u32 n_head) {
     begin();
     const u32 token = blockIdx.y, n_kv_head = index.n_kv_head, head_dim = index.head_dim;
     const u32 n_heads = n_head + 2 * n_kv_head;
@@ -36,6 +39,7 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
                        [&](u32 i, float value) { to[i] = value; });
         return;
     }
+    index.block_table = tables.of_row(token);
     const bool is_v = head >= n_head + n_kv_head;
     const u64 at = index.at(params[RING_SLOT], is_v, (head - n_head) % n_kv_head);
     const Global<u8> to = kv + at * sizeof(Elem);
@@ -51,12 +55,14 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
     extern "C" __global__ void __launch_bounds__(128) NAME(                                       \
         Global<const float> qkv, Global<const float> q_norm, Global<const float> k_norm,          \
         Global<const double> inverse_frequencies, Global<const u32> tokens,                       \
-        Global<const u32> block_table, Global<float> q, Global<u8> kv, u32 n_tokens, u32 n_head,  \
-        u32 n_kv_head, u32 head_dim, u32 n_pairs, u32 pairing, u32 block_size, u32 n_blocks,      \
-        u32 kv_elem_bytes, float norm_eps, float magnitude) {                                     \
+        Global<const u32> sequences, Global<const u32> block_table, Global<float> q,              \
+        Global<u8> kv, u32 n_tokens, u32 n_head, u32 n_kv_head, u32 head_dim, u32 n_pairs,        \
+        u32 pairing, u32 block_size, u32 n_blocks, u32 n_sequences, u32 table_stride,             \
+        u32 n_logical, u32 kv_elem_bytes, float norm_eps, float magnitude) {                      \
         const Rope rope = {inverse_frequencies, n_pairs, pairing, norm_eps, magnitude};           \
-        const CacheIndex index = {block_table, n_kv_head, block_size, head_dim};                  \
-        rope_append<ELEM>(qkv, q_norm, k_norm, rope, tokens, index, q, kv, n_head);               \
+        const Tables tables = {block_table, sequences, n_sequences, table_stride};                \
+        const CacheIndex index = {nullptr, n_kv_head, block_size, head_dim};                      \
+        rope_append<ELEM>(qkv, q_norm, k_norm, rope, tokens, tables, index, q, kv, n_head);       \
     }
 
 ROPE_APPEND(rope_append_f32, float)

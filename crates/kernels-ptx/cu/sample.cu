@@ -1,4 +1,5 @@
-// Draws the next token, and makes it the input of the next step.
+// Draws the next token of each output by parameters of its own, and makes it the input of the next
+// step. Of an output without a row nothing is written.
 //
 // The candidates are the top_k largest logits (0 or above 1024: 1024) in falling order, equal
 // logits by rising id, NaN as -infinity. With p_i = e^(logit_i - logit_first): the shortest run
@@ -7,13 +8,14 @@
 // temperature), and the first i is taken whose running weight exceeds u * (sum of weights), u in
 // [0, 1) from seed and position. A temperature at or below 0 takes the first candidate.
 //
-// logits       [n_vocab]
-// sampling     [1]
-// tokens       [3]
-// step_count   [1]
-// token        [1]
+// logits       [n_outputs][n_vocab]
+// outputs      [n_outputs], the row of each; one that is no row: none
+// sampling     [n_outputs]
+// tokens       [n_tokens][3]
+// step_count   [n_outputs]
+// token        [n_outputs]
 //
-// Geometry: one block of 1024 threads: candidates are found by radix selection on 64-bit keys
+// Geometry: a block of 1024 threads for each output: candidates are found by radix selection on 64-bit keys
 // (logit, then id), sorted and weighed a thread each.
 // Alignment: of the elements.
 #include "choose.cuh"
@@ -144,11 +146,17 @@ __device__ __forceinline__ float uniform(u64 seed, u32 position) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(Global<const float> logits, Global<const SamplingPack> sampling,
-           Global<u32> tokens, Global<u32> step_count, Global<u32> token, u32 n_vocab,
-           u32 max_context_tokens) {
+    sample(Global<const float> logits, Global<const u32> outputs,
+           Global<const SamplingPack> sampling, Global<u32> tokens, Global<u32> step_count,
+           Global<u32> token, u32 n_vocab, u32 n_tokens, u32 n_outputs, u32 max_context_tokens) {
     begin();
-    const SamplingPack pack = sampling[0];
+    const u32 output = blockIdx.x, row = outputs[output];
+    if (row >= n_tokens) {
+        return;
+    }
+    logits = logits + u64(output) * n_vocab;
+    tokens = tokens + row * TOKEN_WORDS;
+    const SamplingPack pack = sampling[output];
     u32 keep = pack.top_k >= 1 && pack.top_k <= MAX_CANDIDATES ? pack.top_k : MAX_CANDIDATES;
     keep = pack.temperature <= 0.0f ? 1 : min(keep, n_vocab);
     u32 sorted = 1;
@@ -210,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (i == 0) {
-        const NextStep next = {token, tokens, step_count, max_context_tokens};
+        const NextStep next = {token + output, tokens, step_count + output, max_context_tokens};
         next.begin_with(~u32(keys[chosen[0]]));
     }
 }

@@ -46,6 +46,8 @@ macro_rules! kernels {
 kernels! {
     /// Row gather from a quantised embedding matrix.
     Embed = embed: embed v 1,
+    /// Gather of the rows that have outputs.
+    GatherRows = gather_rows: gather_rows v 1,
     /// RMS norm, f32 out.
     RmsNorm = rms_norm: rms_norm v 1,
     /// RMS norm, q8 out.
@@ -71,13 +73,13 @@ kernels! {
     /// SwiGLU of two matrices × f32 vector.
     GemvF32Swiglu = gemv_f32_swiglu: gemv_f32 v 1,
     /// RoPE, and append to an f32 KV cache.
-    RopeAppendF32 = rope_append_f32: rope_append v 1,
+    RopeAppendF32 = rope_append_f32: rope_append v 2,
     /// RoPE, and append to an f16 KV cache.
-    RopeAppendF16 = rope_append_f16: rope_append v 1,
+    RopeAppendF16 = rope_append_f16: rope_append v 2,
     /// Attention over one segment of an f32 KV cache per block.
-    AttentionF32 = attention_f32: attention v 1,
+    AttentionF32 = attention_f32: attention v 2,
     /// Attention over one segment of an f16 KV cache per block.
-    AttentionF16 = attention_f16: attention v 1,
+    AttentionF16 = attention_f16: attention v 2,
     /// Sum of the segments of an attention.
     AttentionCombine = attention_combine: attention_combine v 1,
     /// RoPE, append to an f32 KV cache, and attention of one token.
@@ -85,11 +87,11 @@ kernels! {
     /// RoPE, append to an f16 KV cache, and attention of one token.
     AttentionStepF16 = attention_step_f16: attention_step v 1,
     /// Takes the likeliest token, and makes it the input of the next step.
-    Argmax = argmax: argmax v 1,
+    Argmax = argmax: argmax v 2,
     /// RMS norm, logits, the likeliest token, and the input of the next step.
     Head = head: head v 1,
     /// Draws the next token from the logits, and makes it the input of the next step.
-    Sample = sample: sample v 2,
+    Sample = sample: sample v 3,
     /// The whole step of one token.
     Persistent = persistent_sm90: persistent_sm90 v 1,
 }

@@ -73,6 +73,7 @@ macro_rules! tests {
 
 tests! {
     embed: Embed,
+    gather_rows: GatherRows,
     rms_norm: RmsNorm,
     rms_norm_q8: RmsNormQ8,
     quantize_q8: QuantizeQ8,

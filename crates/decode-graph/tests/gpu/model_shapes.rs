@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use decode_graph::{Backend, CudaBackend};
 use half::f16;
 use kernels_ptx::ops::{
-    argmax, attention, attention_combine, attention_step, embed, gemv_f32, gemv_norm,
+    argmax, attention, attention_combine, attention_step, embed, gather_rows, gemv_f32, gemv_norm,
     gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_q8,
     rope_append, sample,
 };
@@ -82,6 +82,7 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
     for model in MODELS {
         match kernel {
             Kernel::Embed => cases.push(embed_case(model, device, random)),
+            Kernel::GatherRows => cases.push(gather_case(model, device, random)),
             Kernel::RmsNorm | Kernel::RmsNormQ8 => {
                 cases.push(norm_case(kernel, model, device, random));
             }
@@ -305,6 +306,7 @@ fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut 
         k_norm: None,
         inverse_frequencies: b.input(&frequencies),
         tokens: b.input(&[position, position % (n_blocks * BLOCK_SIZE), 1]),
+        sequences: b.input(&[0u32]),
         block_table: b.input(&random.shuffled(n_blocks)),
         q: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
         kv: b.memory(Memory { bytes: kv, set: None, compare }),
@@ -316,6 +318,9 @@ fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut 
         pairing: 0,
         block_size: BLOCK_SIZE,
         n_blocks,
+        n_sequences: 1,
+        table_stride: 0,
+        n_logical: n_blocks,
         kv_elem_bytes: if half { 2 } else { 4 },
         norm_eps: 1e-5,
         magnitude: 1.0,
@@ -350,6 +355,7 @@ fn attention_case(
     let args = attention::Args {
         q: b.input(&random.floats((n_head * head_dim) as usize)),
         kv: b.memory(Memory { bytes: kv, set: None, compare: Compare::Exact }),
+        sequences: b.input(&[0u32]),
         block_table: b.input(&random.shuffled(n_blocks)),
         tokens: b.input(&[position, position % max_context_tokens, 0]),
         partials: b
@@ -360,6 +366,9 @@ fn attention_case(
         head_dim,
         block_size: BLOCK_SIZE,
         n_blocks,
+        n_sequences: 1,
+        table_stride: 0,
+        n_logical: n_blocks,
         max_context_tokens,
         n_segments,
         segment_min: DeviceProfile::SEGMENT_MIN,
@@ -545,17 +554,34 @@ fn head_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case 
     case!(b, Kernel::Head, format!("{}, {ty}", model.name), args, device)
 }
 
+fn gather_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
+    let (n, n_tokens, rows) = (model.n_embd, 33, [32u32, 7, u32::MAX]);
+    let mut b = Buffers::default();
+    let args = gather_rows::Args {
+        x: b.input(&random.floats((n_tokens * n) as usize)),
+        rows: b.input(&rows),
+        y: b.output::<f32>(3 * n, Compare::Exact),
+        n_tokens,
+        n_rows: 3,
+        n,
+    };
+    case!(b, Kernel::GatherRows, model.name.into(), args, device)
+}
+
 fn argmax_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
     let n_vocab = model.n_vocab;
     let mut b = Buffers::default();
     let args = argmax::Args {
         logits: b.input(&random.floats(n_vocab as usize)),
+        outputs: b.input(&[0u32]),
         best: b.input(&[0u32, 0]),
         arrivals: b.input(&[0u32]),
-        token: b.output::<u32>(1, Compare::Exact),
+        token: b.input(&[0u32]),
         tokens: b.input(&[8191u32, 8191, 3]),
         step_count: b.input(&[8191u32]),
         n_vocab,
+        n_tokens: 1,
+        n_outputs: 1,
         max_context_tokens: 8192,
     };
     case!(b, Kernel::Argmax, model.name.into(), args, device)
@@ -572,11 +598,14 @@ fn sample_cases(model: Model, device: &DeviceProfile, random: &mut Random) -> Ve
         let mut b = Buffers::default();
         let args = sample::Args {
             logits: b.input(&logits),
+            outputs: b.input(&[0u32]),
             sampling: b.input(&[pack]),
             tokens: b.input(&[random.below(8192), 0, 0]),
             step_count: b.input(&[0u32]),
-            token: b.output::<u32>(1, Compare::Exact),
+            token: b.input(&[0u32]),
             n_vocab,
+            n_tokens: 1,
+            n_outputs: 1,
             max_context_tokens: 8192,
         };
         case!(b, Kernel::Sample, format!("{n_vocab}, {pack:?}"), args, device)

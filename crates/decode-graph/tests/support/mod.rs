@@ -154,6 +154,7 @@ impl<M: DeviceMemory> Tiny<M> {
         u32::from_le_bytes(value)
     }
 
+    #[allow(dead_code, reason = "not every test that includes this module asks")]
     pub(crate) fn logits(&mut self) -> Vec<f32> {
         let mut logits = vec![0.0f32; DIMS.n_vocab as usize];
         self.slab.read_view(self.arena.logits, 0, bytemuck::cast_slice_mut(&mut logits)).unwrap();

@@ -1,5 +1,6 @@
-//! The likeliest token, and the input of the next step from it: position and slot move on by one,
-//! the slot around the ring, and `step_count` counts. Equal logits: the lower id. NaN counts as −∞.
+//! The likeliest token of each output of a step, and the input of the next step from it: position
+//! and slot of its row move on by one, the slot around the ring, and `step_count` counts. Equal
+//! logits: the lower id. NaN counts as −∞. Of an output without a row nothing is written.
 
 use crate::Candidate;
 use crate::geometry::{DeviceProfile, Geometry};
@@ -8,41 +9,81 @@ use crate::table::Kernel;
 
 kernel_params! {
     buffers {
-        /// `[n_vocab]`.
-        read logits: f32 [n_vocab],
-        /// The best candidate so far as a 64-bit key; 0 before and after.
-        update best: u32 [2],
-        /// Blocks that are done; 0 before and after.
-        update arrivals: u32 [1],
-        /// The token.
-        write token: u32 [1],
-        /// [`crate::TokenParams`] of the token whose logits these are, then those of the next.
-        update tokens: u32 [3],
-        /// Steps made.
-        update step_count: u32 [1],
+        /// `[n_outputs][n_vocab]`.
+        read logits: f32 [n_outputs * n_vocab],
+        /// The row of each output; one that is no row: none.
+        read outputs: u32 [n_outputs],
+        /// The best candidate so far of each output as a 64-bit key; 0 before and after.
+        update best: u32 [n_outputs * 2],
+        /// Blocks that are done with each output; 0 before and after.
+        update arrivals: u32 [n_outputs],
+        /// The token of each output.
+        update token: u32 [n_outputs],
+        /// [`crate::TokenParams`] of each row, those of outputs then those of the next step.
+        update tokens: u32 [n_tokens * 3],
+        /// Steps that each output made.
+        update step_count: u32 [n_outputs],
     }
     scalars {
         /// Length of the logits.
         n_vocab: u32,
+        /// Rows of the step.
+        n_tokens: u32,
+        /// Outputs.
+        n_outputs: u32,
         /// Slots of the ring.
         max_context_tokens: u32,
     }
 }
 
 impl<B> Args<B> {
-    /// Blocks of 256 threads with four logits each, at most two for each SM.
+    /// Blocks of 256 threads with four logits each, all outputs' together at most two for each SM.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
-        let blocks = self.n_vocab.div_ceil(1024).clamp(1, 2 * device.sm_count);
-        Geometry::grid([blocks, 1, 1]).threads(256)
+        let most = (2 * device.sm_count / self.n_outputs.max(1)).max(1);
+        let blocks = self.n_vocab.div_ceil(1024).clamp(1, most);
+        Geometry::grid([blocks, self.n_outputs, 1]).threads(256)
     }
 }
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
     expect_idle(a.best, a.arrivals);
-    a.token[0] = argmax(a.logits);
-    next_step(a.token[0], a.tokens, a.step_count, a.max_context_tokens);
+    let ends = Ends {
+        outputs: a.outputs,
+        token: a.token,
+        tokens: a.tokens,
+        step_count: a.step_count,
+        max_context_tokens: a.max_context_tokens,
+    };
+    ends.choose(a.logits, |_, _, logits| argmax(logits));
     Ok(())
+}
+
+/// The ends of a step: what is known of each output.
+pub(super) struct Ends<'a> {
+    pub(super) outputs: &'a [u32],
+    pub(super) token: &'a mut [u32],
+    pub(super) tokens: &'a mut [u32],
+    pub(super) step_count: &'a mut [u32],
+    pub(super) max_context_tokens: u32,
+}
+
+impl Ends<'_> {
+    /// Chooses a token for each output that has a row, by its number, its row's position and its
+    /// logits, and makes it the row's next input.
+    pub(super) fn choose(self, logits: &[f32], choice: impl Fn(usize, u32, &[f32]) -> u32) {
+        let per_output = logits.len() / self.outputs.len().max(1);
+        for (i, &row) in self.outputs.iter().enumerate() {
+            let first = (row as usize).saturating_mul(3);
+            let Some(params) = self.tokens.get_mut(first..first.saturating_add(3)) else {
+                continue;
+            };
+            let logits = &logits[i * per_output..][..per_output];
+            self.token[i] = choice(i, params[0], logits);
+            let steps = &mut self.step_count[i..i + 1];
+            next_step(self.token[i], params, steps, self.max_context_tokens);
+        }
+    }
 }
 
 /// What blocks tell each other is as the last launch left it.

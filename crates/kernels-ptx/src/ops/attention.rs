@@ -13,6 +13,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::rope_append::CacheIndex;
+use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -23,8 +24,11 @@ kernel_params! {
         read q: f32 [n_tokens * n_head * head_dim],
         /// This layer of the KV arena.
         read kv: u8 [n_blocks * 2 * n_kv_head * block_size * head_dim * kv_elem_bytes],
-        /// Logical to physical block of this layer.
-        read block_table: u32 [n_blocks],
+        /// Each token's sequence; one beyond the last counts as the last.
+        read sequences: u32 [n_tokens],
+        /// Logical to physical block of this layer, `n_logical` entries every `table_stride`, one
+        /// after the other for each sequence.
+        read block_table: u32 [tables::entries(n_sequences, table_stride, n_logical)],
         /// [`crate::TokenParams`] of each token.
         read tokens: u32 [n_tokens * 3],
         /// `[n_tokens][n_head][n_segments][max, sum, head_dim values]`.
@@ -43,6 +47,12 @@ kernel_params! {
         block_size: u32,
         /// Blocks of the layer.
         n_blocks: u32,
+        /// Sequences with a block table.
+        n_sequences: u32,
+        /// Entries from a sequence's table to the next one's.
+        table_stride: u32,
+        /// Entries of a sequence's table.
+        n_logical: u32,
         /// Slots of the ring.
         max_context_tokens: u32,
         /// Segments.
@@ -74,7 +84,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
             block_size: a.block_size as usize,
             head_dim: a.head_dim as usize,
         },
-        block_table: a.block_table,
+        tables: Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical),
         half_cache: kernel == Kernel::AttentionF16,
         segments: Segments {
             count: a.n_segments,
@@ -120,7 +130,7 @@ impl Segments {
 pub(super) struct Attend<'a> {
     pub(super) n_head: usize,
     pub(super) index: CacheIndex,
-    pub(super) block_table: &'a [u32],
+    pub(super) tables: Tables<'a>,
     pub(super) half_cache: bool,
     pub(super) segments: Segments,
     pub(super) window: u32,
@@ -140,6 +150,7 @@ impl Attend<'_> {
             let n_live = self.segments.n_live(params[0]);
             let segment = self.segments.tokens(n_live);
             let q = &q[row * head_dim..][..head_dim];
+            let block_table = self.tables.of_row(token);
             let kv_head = head / (n_head / n_kv_head);
             for (g, partial) in partials.chunks_exact_mut(record).enumerate() {
                 let first = (g as u32).saturating_mul(segment).min(n_live);
@@ -149,8 +160,7 @@ impl Attend<'_> {
                     self.window == 0 || age < self.window
                 });
                 let rows = live.map(|slot| {
-                    let at =
-                        |value| self.index.token(self.block_table, slot as usize, value, kv_head);
+                    let at = |value| self.index.token(block_table, slot as usize, value, kv_head);
                     (at(false), at(true))
                 });
                 if self.half_cache {

@@ -9,6 +9,7 @@ use super::argmax::expect_idle;
 use super::attention::{Attend, Segments};
 use super::attention_combine::combine;
 use super::rope_append::{Append, CacheIndex, expect_elem_bytes};
+use super::tables::Tables;
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -106,7 +107,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let attend = Attend {
         n_head,
         index,
-        block_table: a.block_table,
+        tables: Tables::of_one(a.block_table),
         half_cache,
         segments,
         window: a.window,

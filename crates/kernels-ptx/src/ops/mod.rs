@@ -9,6 +9,7 @@ pub mod attention;
 pub mod attention_combine;
 pub mod attention_step;
 pub mod embed;
+pub mod gather_rows;
 pub mod gemv_f32;
 pub mod gemv_norm;
 pub mod gemv_norm_swiglu;
@@ -23,5 +24,6 @@ pub mod rope_append;
 pub mod sample;
 
 mod matrix;
+mod tables;
 
 pub use matrix::is_grouped;

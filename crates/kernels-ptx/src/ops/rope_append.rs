@@ -1,5 +1,5 @@
 //! Turns q and k by their position, writes q out, appends k and v to one layer of the paged KV
-//! cache at the token's slot.
+//! cache at the token's slot of its sequence.
 //!
 //! Per head of q and k: with `q_norm`/`k_norm` first an RMS norm over the head; then for pair i
 //! the angle is `absolute_position · inverse_frequencies[i]`, computed and reduced to one turn
@@ -11,6 +11,7 @@
 use half::f16;
 
 use super::rms_norm::inverse_rms;
+use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -27,8 +28,11 @@ kernel_params! {
         read inverse_frequencies: f64 [n_pairs],
         /// [`crate::TokenParams`] of each token.
         read tokens: u32 [n_tokens * 3],
-        /// Logical to physical block of this layer.
-        read block_table: u32 [n_blocks],
+        /// Each token's sequence; one beyond the last counts as the last.
+        read sequences: u32 [n_tokens],
+        /// Logical to physical block of this layer, `n_logical` entries every `table_stride`, one
+        /// after the other for each sequence.
+        read block_table: u32 [tables::entries(n_sequences, table_stride, n_logical)],
         /// `[n_tokens][n_head][head_dim]`.
         write q: f32 [n_tokens * n_head * head_dim],
         /// This layer of the KV arena.
@@ -51,6 +55,12 @@ kernel_params! {
         block_size: u32,
         /// Blocks of the layer.
         n_blocks: u32,
+        /// Sequences with a block table.
+        n_sequences: u32,
+        /// Entries from a sequence's table to the next one's.
+        table_stride: u32,
+        /// Entries of a sequence's table.
+        n_logical: u32,
         /// Bytes per cached element: 4 or 2.
         kv_elem_bytes: u32,
         /// Of the head norms.
@@ -88,14 +98,15 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let a = Bound::bind(kernel, args)?;
     let half_cache = kernel == Kernel::RopeAppendF16;
     expect_elem_bytes(kernel, half_cache, a.kv_elem_bytes)?;
-    let append = Append {
+    let tables = Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical);
+    let append = |token| Append {
         n_head: a.n_head as usize,
         index: CacheIndex {
             n_kv_head: a.n_kv_head as usize,
             block_size: a.block_size as usize,
             head_dim: a.head_dim as usize,
         },
-        block_table: a.block_table,
+        block_table: tables.of_row(token),
         half_cache,
         q_norm: a.q_norm,
         k_norm: a.k_norm,
@@ -106,13 +117,9 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     };
     let q_elems = (a.n_head * a.head_dim) as usize;
     let qkv_elems = q_elems + 2 * (a.n_kv_head * a.head_dim) as usize;
-    for ((params, qkv), q) in a
-        .tokens
-        .chunks_exact(3)
-        .zip(a.qkv.chunks_exact(qkv_elems))
-        .zip(a.q.chunks_exact_mut(q_elems))
-    {
-        append.token([params[0], params[1]], qkv, q, a.kv);
+    let rows = a.tokens.chunks_exact(3).zip(a.qkv.chunks_exact(qkv_elems));
+    for (token, ((params, qkv), q)) in rows.zip(a.q.chunks_exact_mut(q_elems)).enumerate() {
+        append(token).token([params[0], params[1]], qkv, q, a.kv);
     }
     Ok(())
 }

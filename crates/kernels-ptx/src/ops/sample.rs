@@ -1,4 +1,5 @@
-//! Draws the next token, and makes it the input of the next step as [`super::argmax`] does.
+//! Draws the next token of each output of a step by parameters of its own, and makes it the input
+//! of the next step as [`super::argmax`] does.
 //!
 //! The candidates are the `top_k` largest logits in falling order (equal logits: lower id
 //! first). With their probabilities p at temperature 1: the shortest run from the front whose
@@ -8,7 +9,7 @@
 //! running weight exceeds `u · Σ weight`, u = [`uniform`] of seed and position. A temperature
 //! at or below 0 takes the first candidate.
 
-use super::argmax::next_step;
+use super::argmax::Ends;
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -16,29 +17,35 @@ use crate::{Candidate, MAX_CANDIDATES, SamplingPack};
 
 kernel_params! {
     buffers {
-        /// `[n_vocab]`.
-        read logits: f32 [n_vocab],
-        /// Parameters.
-        read sampling: SamplingPack [1],
-        /// [`crate::TokenParams`] of the token whose logits these are, then those of the next.
-        update tokens: u32 [3],
-        /// Steps made.
-        update step_count: u32 [1],
-        /// The token drawn.
-        write token: u32 [1],
+        /// `[n_outputs][n_vocab]`.
+        read logits: f32 [n_outputs * n_vocab],
+        /// The row of each output; one that is no row: none.
+        read outputs: u32 [n_outputs],
+        /// Parameters of each output.
+        read sampling: SamplingPack [n_outputs],
+        /// [`crate::TokenParams`] of each row, those of outputs then those of the next step.
+        update tokens: u32 [n_tokens * 3],
+        /// Steps that each output made.
+        update step_count: u32 [n_outputs],
+        /// The token drawn for each output.
+        update token: u32 [n_outputs],
     }
     scalars {
         /// Length of the logits.
         n_vocab: u32,
+        /// Rows of the step.
+        n_tokens: u32,
+        /// Outputs.
+        n_outputs: u32,
         /// Slots of the ring.
         max_context_tokens: u32,
     }
 }
 
 impl<B> Args<B> {
-    /// One block.
+    /// One block for each output.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([1, 1, 1]).threads(1024)
+        Geometry::grid([self.n_outputs, 1, 1]).threads(1024)
     }
 }
 
@@ -55,8 +62,14 @@ pub fn uniform(seed: u64, position: u32) -> f32 {
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    a.token[0] = draw(a.logits, &a.sampling[0], a.tokens[0]);
-    next_step(a.token[0], a.tokens, a.step_count, a.max_context_tokens);
+    let ends = Ends {
+        outputs: a.outputs,
+        token: a.token,
+        tokens: a.tokens,
+        step_count: a.step_count,
+        max_context_tokens: a.max_context_tokens,
+    };
+    ends.choose(a.logits, |output, position, logits| draw(logits, &a.sampling[output], position));
     Ok(())
 }
 

@@ -75,6 +75,7 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
     let random = &mut Random::new(seed);
     match kernel {
         Kernel::Embed => rows::embed(random),
+        Kernel::GatherRows => rows::gather_rows(random),
         Kernel::RmsNorm => rows::rms_norm(random),
         Kernel::RmsNormQ8 => rows::rms_norm_q8(random),
         Kernel::QuantizeQ8 => rows::quantize_q8(random),

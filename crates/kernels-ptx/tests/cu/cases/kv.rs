@@ -6,34 +6,66 @@ use kernels_ptx::{DeviceProfile, Kernel};
 
 use super::{Buf, Builder, Case, Compare, Memory, Random};
 
-/// One layer of a paged cache whose blocks lie in any order.
+/// One layer of a paged cache whose blocks lie in any order, of several sequences.
 struct Layer {
     n_kv_head: u32,
     head_dim: u32,
     block_size: u32,
     elem_bytes: u32,
+    n_logical: u32,
+    /// Entries between tables that belong to no sequence of this layer.
+    gap: u32,
     block_table: Vec<u32>,
+    n_blocks: u32,
 }
 
 impl Layer {
     fn new(dims: [u32; 2], block_size: u32, slots: u32, half: bool, random: &mut Random) -> Self {
+        Self::of_sequences(1, dims, block_size, slots, half, random)
+    }
+
+    fn of_sequences(
+        n_sequences: u32,
+        dims: [u32; 2],
+        block_size: u32,
+        slots: u32,
+        half: bool,
+        random: &mut Random,
+    ) -> Self {
         let [n_kv_head, head_dim] = dims;
-        let block_table = random.shuffled(slots.div_ceil(block_size));
+        let n_logical = slots.div_ceil(block_size);
+        let n_blocks = n_sequences * n_logical;
+        let gap = if n_sequences > 1 { 3 } else { 0 };
+        let mut block_table = Vec::new();
+        for blocks in random.shuffled(n_blocks).chunks(n_logical as usize) {
+            block_table.extend((0..gap * u32::from(!block_table.is_empty())).map(|_| u32::MAX));
+            block_table.extend(blocks);
+        }
         let elem_bytes = if half { 2 } else { 4 };
-        Self { n_kv_head, head_dim, block_size, elem_bytes, block_table }
+        Self { n_kv_head, head_dim, block_size, elem_bytes, n_logical, gap, block_table, n_blocks }
     }
 
     fn n_blocks(&self) -> u32 {
-        self.block_table.len() as u32
+        self.n_blocks
+    }
+
+    fn table_stride(&self) -> u32 {
+        self.n_logical + self.gap
+    }
+
+    fn n_sequences(&self) -> u32 {
+        self.n_blocks / self.n_logical
     }
 
     fn elems(&self) -> usize {
-        self.block_table.len() * (2 * self.n_kv_head * self.block_size * self.head_dim) as usize
+        (self.n_blocks * 2 * self.n_kv_head * self.block_size * self.head_dim) as usize
     }
 
     /// Byte ranges of key and value of a slot, all heads.
-    fn slot(&self, slot: u32) -> Vec<std::ops::Range<usize>> {
-        let block = self.block_table[(slot / self.block_size) as usize];
+    fn slot_of(&self, sequence: u32, slot: u32) -> Vec<std::ops::Range<usize>> {
+        let at =
+            sequence.min(self.n_sequences() - 1) * self.table_stride() + slot / self.block_size;
+        let block = self.block_table[at as usize];
         let row_bytes = (self.head_dim * self.elem_bytes) as usize;
         (0..2 * self.n_kv_head)
             .map(|plane| {
@@ -55,7 +87,7 @@ impl Layer {
 
 pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
     // Heads, key heads, head_dim, pairs, pairing, block size, tokens, norms.
-    let shapes: [[u32; 8]; 9] = [
+    let shapes: [[u32; 8]; 10] = [
         [1, 1, 64, 32, 0, 16, 1, 0],
         [4, 2, 80, 40, 1, 16, 1, 0],
         [128, 1, 96, 48, 0, 8, 1, 0],
@@ -65,13 +97,25 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
         [2, 1, 2, 1, 0, 16, 1, 0],
         [1, 1, 7, 3, 1, 3, 1, 1],
         [2, 2, 6, 0, 0, 16, 1, 0],
+        [2, 1, 16, 8, 0, 4, 5, 0],
     ];
     let half = kernel == Kernel::RopeAppendF16;
     let case = |shape: [u32; 8]| {
         let [n_head, n_kv_head, head_dim, n_pairs, pairing, block_size, n_tokens, norms] = shape;
         let mut b = Builder::default();
         let slots = 40;
-        let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
+        // With tokens of several sequences in any order, one of them beyond the last.
+        let n_sequences = if n_tokens > 2 { 5 } else { 1 };
+        let sequences: Vec<u32> = match n_sequences {
+            1 => vec![0; n_tokens as usize],
+            _ => [3, u32::MAX, 0]
+                .into_iter()
+                .chain(std::iter::repeat(1))
+                .take(n_tokens as usize)
+                .collect(),
+        };
+        let dims = [n_kv_head, head_dim];
+        let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
         let first = 131_000 + random.below(50);
         let tokens: Vec<u32> =
             (first..first + n_tokens).flat_map(|p| [p, p % slots, random.below(9)]).collect();
@@ -86,6 +130,7 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
             k_norm: (norms == 1).then(|| b.input(&random.floats(head_dim as usize))),
             inverse_frequencies: b.input(&frequencies),
             tokens: b.input(&tokens),
+            sequences: b.input(&sequences),
             block_table: b.input(&layer.block_table),
             q: b.output::<f32>(
                 n_tokens * n_head * head_dim,
@@ -100,6 +145,9 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
             pairing,
             block_size,
             n_blocks: layer.n_blocks(),
+            n_sequences,
+            table_stride: layer.table_stride(),
+            n_logical: layer.n_logical,
             kv_elem_bytes: layer.elem_bytes,
             norm_eps: 1e-6,
             magnitude: 1.25,
@@ -124,6 +172,8 @@ struct Attention {
     segment_min: u32,
     window: u32,
     n_tokens: u32,
+    /// 1: the tokens follow each other; more: each is of another sequence, of another length.
+    n_sequences: u32,
 }
 
 /// Shapes of one token, the current one included in the context.
@@ -139,6 +189,7 @@ fn attention_shapes() -> Vec<Attention> {
         segment_min: 16,
         window: 0,
         n_tokens: 1,
+        n_sequences: 1,
     };
     let mut shapes = vec![
         Attention { n_head: 1, n_kv_head: 1, ..usual },
@@ -174,6 +225,14 @@ fn attention_shapes() -> Vec<Attention> {
 pub(crate) fn attention(kernel: Kernel, random: &mut Random) -> Vec<Case> {
     let mut shapes = attention_shapes();
     shapes.push(Attention { n_context: 70, n_tokens: 3, n_segments: 2, ..shapes[3] });
+    shapes.push(Attention { n_context: 70, n_tokens: 4, n_sequences: 3, window: 9, ..shapes[3] });
+    shapes.push(Attention {
+        n_context: 90,
+        n_tokens: 5,
+        n_sequences: 4,
+        n_segments: 1,
+        ..shapes[3]
+    });
     shapes.into_iter().map(|shape| attention_case(kernel, shape, random)).collect()
 }
 
@@ -192,21 +251,23 @@ pub(crate) fn attention_step(kernel: Kernel, random: &mut Random) -> Vec<Case> {
 fn attended(
     layer: &Layer,
     shape: Attention,
-    positions: &[u32],
+    rows: &[[u32; 2]],
     new: bool,
     kv: &mut [u8],
 ) -> Vec<std::ops::Range<usize>> {
     let slots = shape.max_context_tokens;
     let mut set = Vec::new();
-    for slot in 0..slots {
-        let attended = positions.iter().any(|&position| {
-            let age = (position % slots + slots - slot) % slots;
+    let last = layer.n_sequences() - 1;
+    for (sequence, slot) in (0..=last).flat_map(|s| (0..slots).map(move |slot| (s, slot))) {
+        let attended = rows.iter().filter(|row| row[0].min(last) == sequence).any(|row| {
+            let age = (row[1] % slots + slots - slot) % slots;
             let there = !(new && age == 0);
-            slot <= position && there && (shape.window == 0 || age < shape.window)
+            slot <= row[1] && there && (shape.window == 0 || age < shape.window)
         });
+        let ranges = layer.slot_of(sequence, slot);
         match attended {
-            true => set.extend(layer.slot(slot)),
-            false => layer.slot(slot).into_iter().for_each(|range| kv[range].fill(0xff)),
+            true => set.extend(ranges),
+            false => ranges.into_iter().for_each(|range| kv[range].fill(0xff)),
         }
     }
     set
@@ -219,7 +280,7 @@ fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) ->
     let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
     let position = shape.n_context - 1;
     let mut kv = layer.contents(random);
-    let set = attended(&layer, shape, &[position], true, &mut kv);
+    let set = attended(&layer, shape, &[[0, position]], true, &mut kv);
     let norms = head_dim == 64 || head_dim == 80;
     let pairing = u32::from(head_dim % 3 == 0);
     let n_pairs = if head_dim == 96 { 32 } else { head_dim / 2 };
@@ -273,13 +334,27 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
     let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, .. } = shape;
     let slots = shape.max_context_tokens;
     let half = kernel == Kernel::AttentionF16;
-    let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
-    // Token t of the launch sees one token more than the one before it.
-    let positions: Vec<u32> = (0..n_tokens).map(|t| shape.n_context - n_tokens + t).collect();
+    let n_sequences = shape.n_sequences;
+    let dims = [n_kv_head, head_dim];
+    let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
+    // Token t of the launch sees one token more than the one before it, or t sequences have tokens
+    // of their own. The last token's sequence is beyond the last.
+    let position = |t| match n_sequences {
+        1 => shape.n_context - n_tokens + t,
+        _ => shape.n_context - 1 - t * 17,
+    };
+    let positions: Vec<u32> = (0..n_tokens).map(position).collect();
+    let sequences: Vec<u32> = match n_sequences {
+        1 => vec![0; n_tokens as usize],
+        _ => (0..n_tokens)
+            .map(|t| if t + 1 == n_tokens { u32::MAX } else { t % n_sequences })
+            .collect(),
+    };
     let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, p % slots, 0]).collect();
 
     let mut kv = layer.contents(random);
-    let set = attended(&layer, shape, &positions, false, &mut kv);
+    let rows: Vec<[u32; 2]> = sequences.iter().zip(&positions).map(|(s, p)| [*s, *p]).collect();
+    let set = attended(&layer, shape, &rows, false, &mut kv);
 
     let record = 2 + head_dim;
     let mut b = Builder::default();
@@ -288,6 +363,7 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
     let args = attention::Args {
         q: b.input(&q),
         kv: b.add(Memory { bytes: kv, set: Some(set), compare: Compare::Exact }),
+        sequences: b.input(&sequences),
         block_table: b.input(&layer.block_table),
         tokens: b.input(&tokens),
         partials: b.output::<f32>(
@@ -300,6 +376,9 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
         head_dim,
         block_size,
         n_blocks: layer.n_blocks(),
+        n_sequences,
+        table_stride: layer.table_stride(),
+        n_logical: layer.n_logical,
         max_context_tokens: slots,
         n_segments: shape.n_segments,
         segment_min: shape.segment_min,

@@ -1,6 +1,6 @@
 //! Embedding, norms and quantisation.
 
-use kernels_ptx::ops::{embed, quantize_q8, rms_norm, rms_norm_q8};
+use kernels_ptx::ops::{embed, gather_rows, quantize_q8, rms_norm, rms_norm_q8};
 use kernels_ptx::{DeviceProfile, Kernel};
 use q4k_soa::{Q8Group, WeightType};
 
@@ -40,6 +40,24 @@ pub(crate) fn embed(random: &mut Random) -> Vec<Case> {
         }
     }
     cases
+}
+
+pub(crate) fn gather_rows(random: &mut Random) -> Vec<Case> {
+    let case = |(n_tokens, n): (u32, u32)| {
+        let mut b = Builder::default();
+        let rows = [n_tokens - 1, 0, u32::MAX, 0];
+        let args = gather_rows::Args {
+            x: b.input(&random.floats((n_tokens * n) as usize)),
+            rows: b.input(&rows),
+            y: b.output::<f32>(rows.len() as u32 * n, Compare::Exact),
+            n_tokens,
+            n_rows: rows.len() as u32,
+            n,
+        };
+        let (kernel, geometry) = (Kernel::GatherRows, args.geometry(&DeviceProfile::A2000));
+        b.case(kernel, format!("{n_tokens} × {n}"), args.list(kernel, Buf::len_bytes), geometry)
+    };
+    [(1, 1), (3, 7), (2, 256), (5, 4100)].into_iter().map(case).collect()
 }
 
 pub(crate) fn rms_norm(random: &mut Random) -> Vec<Case> {

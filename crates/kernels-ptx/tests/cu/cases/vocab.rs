@@ -3,7 +3,7 @@
 use kernels_ptx::ops::{argmax, sample};
 use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
 
-use super::{Buf, Builder, Case, Compare, Random};
+use super::{Buf, Builder, Case, Random};
 
 /// Logits of several kinds: all different, many equal, with what is no number, with both zeros.
 fn logits(n: u32, kind: u32, random: &mut Random) -> Vec<f32> {
@@ -49,12 +49,15 @@ pub(crate) fn argmax(random: &mut Random) -> Vec<Case> {
             }
             let args = argmax::Args {
                 logits: b.input(&logits),
+                outputs: b.input(&[0u32]),
                 best: b.input(&[0u32, 0]),
                 arrivals: b.input(&[0u32]),
-                token: b.output::<u32>(1, Compare::Exact),
+                token: b.input(&[0u32]),
                 tokens: b.input(&tokens),
                 step_count: b.input(&[steps]),
                 n_vocab,
+                n_tokens: 1,
+                n_outputs: 1,
                 max_context_tokens,
             };
             let kernel = Kernel::Argmax;
@@ -63,7 +66,52 @@ pub(crate) fn argmax(random: &mut Random) -> Vec<Case> {
             cases.push(b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry));
         }
     }
+    for n_vocab in [7, 3000] {
+        let mut b = Builder::default();
+        let rows = Rows::new(random);
+        let args = argmax::Args {
+            logits: b.input(&rows.logits(n_vocab, random)),
+            outputs: b.input(&rows.outputs),
+            best: b.input(&[0u32; 2 * Rows::OUTPUTS]),
+            arrivals: b.input(&[0u32; Rows::OUTPUTS]),
+            token: b.input(&[77u32; Rows::OUTPUTS]),
+            tokens: b.input(&rows.tokens),
+            step_count: b.input(&rows.steps),
+            n_vocab,
+            n_tokens: Rows::ROWS,
+            n_outputs: Rows::OUTPUTS as u32,
+            max_context_tokens: 512,
+        };
+        let (kernel, geometry) = (Kernel::Argmax, args.geometry(&DeviceProfile::A2000));
+        let label = format!("{n_vocab}, outputs {:?}", rows.outputs);
+        cases.push(b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry));
+    }
     cases
+}
+
+/// Rows of a step with outputs in another order, two of them without a row.
+struct Rows {
+    outputs: [u32; Rows::OUTPUTS],
+    tokens: Vec<u32>,
+    steps: [u32; Rows::OUTPUTS],
+}
+
+impl Rows {
+    const ROWS: u32 = 6;
+    const OUTPUTS: usize = 5;
+
+    fn new(random: &mut Random) -> Self {
+        let tokens = (0..Self::ROWS).flat_map(|_| [random.below(1000), random.below(512), 5]);
+        Self {
+            tokens: tokens.collect(),
+            outputs: [5, 0, u32::MAX, 3, Self::ROWS],
+            steps: [1, 0, 7, u32::MAX, 4],
+        }
+    }
+
+    fn logits(&self, n_vocab: u32, random: &mut Random) -> Vec<f32> {
+        (0..Self::OUTPUTS as u32).flat_map(|kind| logits(n_vocab, kind, random)).collect()
+    }
 }
 
 pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
@@ -72,11 +120,14 @@ pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
         let mut b = Builder::default();
         let args = sample::Args {
             logits: b.input(&logits(n_vocab, kind, random)),
+            outputs: b.input(&[0u32]),
             sampling: b.input(&[pack]),
             tokens: b.input(&[random.below(1 << 20), random.below(512), 0]),
             step_count: b.input(&[random.below(9)]),
-            token: b.output::<u32>(1, Compare::Exact),
+            token: b.input(&[0u32]),
             n_vocab,
+            n_tokens: 1,
+            n_outputs: 1,
             max_context_tokens: 512,
         };
         let kernel = Kernel::Sample;
@@ -111,6 +162,32 @@ pub(crate) fn sample(random: &mut Random) -> Vec<Case> {
         // Most likelihoods are lost beside the first; none is cut.
         push(9, 4, pack(1e6, 0, 1.0, 0.0), random);
         push(300, 0, pack(1e6, 0, 1.0, 0.0), random);
+    }
+    for n_vocab in [40, 1500] {
+        let mut b = Builder::default();
+        let rows = Rows::new(random);
+        let packs = [
+            pack(2.0, 100, 0.9, 0.0),
+            pack(0.0, 0, 1.0, 0.0),
+            pack(1.0, 0, 1.0, 0.0),
+            pack(50.0, 7, 1.0, 0.0),
+            pack(1.0, 0, 1.0, 0.0),
+        ];
+        let args = sample::Args {
+            logits: b.input(&rows.logits(n_vocab, random)),
+            outputs: b.input(&rows.outputs),
+            sampling: b.input(&packs),
+            tokens: b.input(&rows.tokens),
+            step_count: b.input(&rows.steps),
+            token: b.input(&[77u32; Rows::OUTPUTS]),
+            n_vocab,
+            n_tokens: Rows::ROWS,
+            n_outputs: Rows::OUTPUTS as u32,
+            max_context_tokens: 512,
+        };
+        let (kernel, geometry) = (Kernel::Sample, args.geometry(&DeviceProfile::A2000));
+        let label = format!("{n_vocab}, outputs {:?}", rows.outputs);
+        cases.push(b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry));
     }
     cases
 }
