@@ -157,14 +157,14 @@ fn together(many: &mut Many, prompts: &[Vec<u32>], n: u32) -> Vec<Vec<u32>> {
     let mut step = 0;
     many.write(&[PADDING; BATCH as usize], &[NO_ROW; BATCH as usize]);
     loop {
-        for row in 0..BATCH as usize {
-            if let Some((index, id)) = rows[row]
+        for (row, entry) in rows.iter_mut().enumerate() {
+            if let Some((index, id)) = *entry
                 && ids[index].len() as u32 == n
             {
                 many.planner.free(id).unwrap();
                 many.arena.write_rows(&mut many.tiny.slab, row as u32, &[PADDING]).unwrap();
                 many.arena.write_outputs(&mut many.tiny.slab, row as u32, &[NO_ROW]).unwrap();
-                rows[row] = None;
+                *entry = None;
             }
         }
         // One joins every third step, into the last free row. The chunk that computes its prompt
