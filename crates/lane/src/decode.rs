@@ -4,6 +4,7 @@ use decode_graph::{Drive, Head};
 use gpu_slab::QueuedRead;
 use kernels_ptx::SamplingPack;
 
+use crate::batch::{BatchDevice, SchedulerOptions};
 use crate::residency::{ResidencyError, Telemetry};
 
 /// A loaded model with its KV cache: runs steps of one sequence.
@@ -47,6 +48,12 @@ pub trait Decode: Send {
 
     /// The logits of the last step, `[n_vocab]`, once it is done.
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError>;
+
+    /// The same decoder for many sequences, and what their scheduler decides by, if it was loaded
+    /// for them.
+    fn into_batch(self: Box<Self>) -> Option<(SchedulerOptions, Box<dyn BatchDevice>)> {
+        None
+    }
 
     /// A copy of everything that can be watched.
     fn telemetry(&self) -> Telemetry;

@@ -6,13 +6,14 @@ use kernels_ptx::SamplingPack;
 use q4k_soa::{LayoutId, Shape};
 use rayon::prelude::*;
 
+use crate::batch::{BatchDevice, Many, SchedulerOptions};
 use crate::decode::Decode;
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout::{self, Visit};
 use crate::memory_plan::MemoryPlan;
 use crate::model::{Model, TensorRef, VectorRef, non_finite_scales};
-use crate::residency::{Residency, ResidencyError, Telemetry, WeightSource};
+use crate::residency::{Residency, ResidencyError, StepName, Telemetry, WeightSource};
 
 /// Told while weights are loaded.
 pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress<'_>);
@@ -30,9 +31,11 @@ pub struct LoadProgress<'a> {
 
 /// A resident model with its step.
 pub struct Decoder<B: Backend> {
-    residency: Residency<B>,
-    weights: ModelWeights,
-    plan: StepPlan,
+    pub(crate) residency: Residency<B>,
+    pub(crate) weights: ModelWeights,
+    pub(crate) plan: StepPlan,
+    /// Of a cache that many sequences share.
+    pub(crate) many: Option<Many>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -48,14 +51,28 @@ impl<B: Backend> Decoder<B> {
         let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
         let weights = residency.transaction(|residency| {
             let weights = load_weights(residency, gguf, model, plan.step.fusion, progress)?;
-            residency.kv_arena(plan.step.kv, None)?;
-            residency.step_arena(&plan.step)?;
+            match &plan.batch {
+                None => {
+                    residency.kv_arena(plan.step.kv, None)?;
+                    residency.step_arena(&plan.step)?;
+                }
+                Some(batch) => {
+                    residency.kv_pools(&batch.steps[0])?;
+                    residency.step_arenas(&batch.steps)?;
+                }
+            }
             Ok::<_, LaneError>(weights)
         })?;
         residency.seal();
-        residency.prepare_graph(&plan.step, &weights)?;
-        residency.warm_up()?;
-        Ok(Self { residency, weights, plan: plan.step.clone() })
+        let many = plan.batch.as_ref().map(|batch| Many::new(&plan.step, batch)).transpose()?;
+        let mut decoder = Self { residency, weights, plan: plan.step.clone(), many };
+        if decoder.many.is_some() {
+            decoder.warm_up_batch()?;
+        } else {
+            decoder.residency.prepare_graph(&plan.step, &decoder.weights)?;
+            decoder.residency.warm_up()?;
+        }
+        Ok(decoder)
     }
 
     /// What is resident.
@@ -167,7 +184,7 @@ fn blob_key(name: &str) -> u64 {
 
 impl<B> Decode for Decoder<B>
 where
-    B: Backend + Send,
+    B: Backend + Send + 'static,
     B::Memory: Send,
     B::Executable: Send,
 {
@@ -196,10 +213,10 @@ where
     }
 
     fn prepare(&mut self, head: Head) -> Result<(), ResidencyError> {
-        if self.residency.use_graph(head) {
+        self.plan.head = head;
+        if self.residency.use_graph(StepName::from(&self.plan)) {
             return Ok(());
         }
-        self.plan.head = head;
         self.residency.prepare_graph(&self.plan, &self.weights)
     }
 
@@ -225,6 +242,11 @@ where
 
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
         self.residency.read_logits(logits)
+    }
+
+    fn into_batch(self: Box<Self>) -> Option<(SchedulerOptions, Box<dyn BatchDevice>)> {
+        let options = self.many.as_ref()?.scheduler.clone();
+        Some((options, self))
     }
 
     fn telemetry(&self) -> Telemetry {

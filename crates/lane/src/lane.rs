@@ -69,6 +69,9 @@ pub enum LaneError {
     /// The KV cache cannot have this shape.
     #[error(transparent)]
     Kv(#[from] kv_paged::KvError),
+    /// The planner of many sequences cannot have this shape.
+    #[error(transparent)]
+    Plan(#[from] kv_paged::PlanError),
     /// Another thread panicked while it held the lane.
     #[error("a thread panicked while it used this lane; drop it and load it again")]
     Poisoned,

@@ -103,11 +103,13 @@ impl Visit for Count<'_> {
     }
 }
 
-/// Counts, by name, the bytes that loading `model` for `step` allocates.
-pub(crate) fn count(gguf: &Gguf, model: &Model, step: &StepPlan) -> Result<Plan, SlabError> {
+/// Counts, by name, the bytes that loading `model` for `steps` allocates: steps over one cache and
+/// one set of buffers, at least one.
+pub(crate) fn count(gguf: &Gguf, model: &Model, steps: &[StepPlan]) -> Result<Plan, SlabError> {
+    let step = &steps[0];
     Plan::of(|arena| {
         walk(gguf, model, &mut Count { arena, layout: layout_id(step.fusion) })?;
-        KvArena::allocate(arena, step.kv)?;
-        StepArena::allocate(arena, step)
+        KvArena::for_plan(arena, step)?;
+        StepArena::for_plans(arena, steps)
     })
 }

@@ -7,11 +7,12 @@ use kernels_ptx::DeviceProfile;
 use kv_paged::{KvType, PagedKvConfig};
 use q4k_soa::WeightType;
 
+use crate::batch::{BatchOptions, BatchPlan, most_tokens};
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout;
 use crate::model::Model;
-use crate::residency::Limits;
+use crate::residency::{Limits, ResidencyError};
 
 /// How many tokens the KV cache should hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,8 @@ pub struct PlanOptions {
     pub kv_type: Option<KvType>,
     /// Bytes that may be used; `None`: no bound.
     pub usable_bytes: Option<u64>,
+    /// Many sequences in one cache; `None`: one sequence owns it.
+    pub batch: Option<BatchOptions>,
 }
 
 impl Default for PlanOptions {
@@ -80,6 +83,7 @@ impl Default for PlanOptions {
             fusion: FusionChoice::Auto,
             kv_type: None,
             usable_bytes: None,
+            batch: None,
         }
     }
 }
@@ -93,6 +97,8 @@ pub struct MemoryPlan {
     pub bytes: Plan,
     /// The context that was wanted, where the budget allowed only less.
     pub shrunk_from: Option<u32>,
+    /// What many sequences add.
+    pub batch: Option<BatchPlan>,
 }
 
 /// A model that does not fit, and what would.
@@ -102,6 +108,8 @@ pub struct DoesNotFit {
     pub needed_bytes: u64,
     /// Bytes of the budget.
     pub usable_bytes: u64,
+    /// The option that says how many tokens the cache has.
+    pub option: &'static str,
     /// The largest context that fits, if any does.
     pub fitting_context: Option<u32>,
 }
@@ -113,7 +121,7 @@ impl std::fmt::Display for DoesNotFit {
         let short = needed.saturating_sub(usable);
         write!(f, "needs {needed} MiB, usable {usable}: {short} short; ")?;
         match self.fitting_context {
-            Some(tokens) => write!(f, "-c {tokens} fits"),
+            Some(tokens) => write!(f, "{} {tokens} fits", self.option),
             None => write!(f, "no context fits, take a smaller model or quantisation"),
         }
     }
@@ -137,17 +145,20 @@ impl MemoryPlan {
             }
             ContextSize::Tokens(tokens) => tokens,
         };
+        if let Some(batch) = &options.batch {
+            return Self::of_batch(gguf, model, device, options, batch, wanted);
+        }
         let attempt = |tokens: u32| -> Result<(StepPlan, Plan), LaneError> {
             let step = step_plan(model, device, options, tokens)?;
-            let bytes = layout::count(gguf, model, &step)
-                .map_err(crate::residency::ResidencyError::from)?;
+            let bytes = layout::count(gguf, model, std::slice::from_ref(&step))
+                .map_err(ResidencyError::from)?;
             Ok((step, bytes))
         };
         let (step, bytes) = attempt(wanted)?;
         let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
         let needed_bytes = bytes.total_bytes();
         if needed_bytes <= usable_bytes {
-            return Ok(Self { step, bytes, shrunk_from: None });
+            return Ok(Self { step, bytes, shrunk_from: None, batch: None });
         }
         let fits = |tokens: u32| {
             attempt(tokens).is_ok_and(|(_, bytes)| bytes.total_bytes() <= usable_bytes)
@@ -156,11 +167,55 @@ impl MemoryPlan {
         match (options.context, fitting_context) {
             (ContextSize::Auto, Some(tokens)) => {
                 let (step, bytes) = attempt(tokens)?;
-                Ok(Self { step, bytes, shrunk_from: Some(wanted) })
+                Ok(Self { step, bytes, shrunk_from: Some(wanted), batch: None })
             }
             _ => Err(LaneError::DoesNotFit(DoesNotFit {
                 needed_bytes,
                 usable_bytes,
+                option: "-c",
+                fitting_context,
+            })),
+        }
+    }
+
+    /// The plan of a cache that many sequences of `context_tokens` at most share.
+    fn of_batch(
+        gguf: &Gguf,
+        model: &Model,
+        device: &DeviceProfile,
+        options: &PlanOptions,
+        batch: &BatchOptions,
+        context_tokens: u32,
+    ) -> Result<Self, LaneError> {
+        let options = PlanOptions { fusion: FusionChoice::Ops, ..*options };
+        let step = step_plan(model, device, &options, context_tokens)?;
+        let windows: Vec<u32> = model.layers.iter().map(|layer| layer.window_tokens).collect();
+        let attempt = |total: u32| -> Result<(BatchPlan, Plan), LaneError> {
+            let plan = batch.plan(&step, &windows, total, device)?;
+            let bytes = layout::count(gguf, model, &plan.steps).map_err(ResidencyError::from)?;
+            Ok((plan, bytes))
+        };
+        let wanted = context_tokens.saturating_mul(batch.max_batch);
+        let wanted = batch.ctx_total_tokens.unwrap_or(wanted);
+        let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
+        let (plan, bytes) = attempt(wanted)?;
+        let needed_bytes = bytes.total_bytes();
+        if needed_bytes <= usable_bytes {
+            return Ok(Self { step, bytes, shrunk_from: None, batch: Some(plan) });
+        }
+        let block_size = step.kv.block_size_tokens();
+        let fitting = most_tokens(wanted, block_size, usable_bytes, |total| {
+            attempt(total).map(|(_, bytes)| bytes)
+        });
+        match (batch.ctx_total_tokens, fitting) {
+            (None, Some(total)) => {
+                let (plan, bytes) = attempt(total)?;
+                Ok(Self { step, bytes, shrunk_from: None, batch: Some(plan) })
+            }
+            (_, fitting_context) => Err(LaneError::DoesNotFit(DoesNotFit {
+                needed_bytes,
+                usable_bytes,
+                option: "--ctx-total",
                 fitting_context,
             })),
         }
@@ -241,6 +296,7 @@ mod tests {
         let refusal = DoesNotFit {
             needed_bytes: 2815 << 20,
             usable_bytes: 2204 << 20,
+            option: "-c",
             fitting_context: Some(2592),
         };
         let text = refusal.to_string();

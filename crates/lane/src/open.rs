@@ -96,7 +96,15 @@ impl ModelFile {
             log::info!(target: "lane", "tensor {name} is not used");
         }
         let tokenizer = self.tokenizer()?;
-        let decoder: Box<dyn Decode> = match options.backend {
+        Ok(Lane::new(self.load_decoder(options, progress)?, tokenizer))
+    }
+
+    pub(crate) fn load_decoder(
+        &self,
+        options: &LaneOptions,
+        progress: Progress<'_>,
+    ) -> Result<Box<dyn Decode>, LaneError> {
+        Ok(match options.backend {
             BackendChoice::Host => Box::new(self.load_host(options, progress)?),
             BackendChoice::Cuda => self.load_cuda(options, progress)?,
             BackendChoice::Auto => match self.load_cuda(options, progress) {
@@ -111,8 +119,7 @@ impl ModelFile {
                     Box::new(self.load_host(options, progress)?)
                 }
             },
-        };
-        Ok(Lane::new(decoder, tokenizer))
+        })
     }
 
     /// Loads the model onto the CPU.

@@ -3,15 +3,23 @@
 //! [`Scheduler`] says what the next step computes, [`BatchStep`] computes it, [`Engine`] puts the two
 //! together; [`RequestLine`] reads a request, [`Service`] answers many.
 
+mod device;
 mod engine;
 mod lines;
+mod open;
+mod plan;
 mod request_line;
 mod scheduler;
 mod service;
 mod step;
 
+pub use device::BatchDevice;
+pub(crate) use device::Many;
 pub use engine::{Chosen, Engine, EngineError, EngineReport};
 pub use lines::{Line, MAX_LINE_BYTES, read_line};
+pub use open::BatchLane;
+pub(crate) use plan::most_tokens;
+pub use plan::{BatchOptions, BatchPlan, DEFAULT_CHUNK_TOKENS};
 pub use request_line::{BadLine, DEFAULT_N_TOKENS, Prompt, RequestId, RequestLine};
 pub use scheduler::{
     Batch, Job, JobReport, Preempt, Scheduler, SchedulerCounts, SchedulerOptions, SubmitError,

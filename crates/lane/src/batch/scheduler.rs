@@ -55,6 +55,16 @@ pub struct SchedulerOptions {
     pub min_bucket: u32,
 }
 
+impl SchedulerOptions {
+    /// The planner of the cache.
+    pub fn planner_config(&self) -> Result<PlannerConfig, PlanError> {
+        let (groups, sequences) = (self.groups.clone(), self.max_batch);
+        let config = PlannerConfig::new(groups, sequences, self.max_context_tokens)?
+            .with_block_size(self.block_size_tokens)?;
+        Ok(if self.prefix_cache { config } else { config.with_prefix_nodes(0) })
+    }
+}
+
 /// A request's name inside the engine. Tickets are handed out in order: the smaller is the older.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
@@ -179,15 +189,8 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without jobs over an empty cache.
     pub fn new(options: SchedulerOptions) -> Result<Self, PlanError> {
-        let config = PlannerConfig::new(
-            options.groups.clone(),
-            options.max_batch,
-            options.max_context_tokens,
-        )?
-        .with_block_size(options.block_size_tokens)?;
-        let config = if options.prefix_cache { config } else { config.with_prefix_nodes(0) };
         Ok(Self {
-            planner: Planner::new(config),
+            planner: Planner::new(options.planner_config()?),
             options,
             jobs: BTreeMap::new(),
             waiting: BTreeSet::new(),

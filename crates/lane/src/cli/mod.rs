@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use decode_graph::Numerics;
 use kv_paged::KvType;
 
+use lane::batch::{BatchLane, BatchOptions};
 use lane::{BackendChoice, ContextSize, FusionChoice, LaneOptions, PlanOptions};
 
 mod bench;
@@ -18,6 +19,7 @@ mod generation;
 mod inspect;
 mod logits;
 mod progress;
+mod serve_file;
 mod size;
 mod synth;
 
@@ -42,6 +44,8 @@ enum Command {
     Chat(chat::Args),
     /// Print the logits behind a prompt as JSON
     Logits(logits::Args),
+    /// Answer a file of requests, many at the same time
+    ServeFile(serve_file::Args),
     /// Show what a model file holds and what memory it needs; loads nothing
     Inspect(inspect::Args),
     /// Write a model file with random weights at a real model's shape
@@ -70,6 +74,7 @@ impl Cli {
             Command::Generate(args) => generate::run(args),
             Command::Chat(args) => chat::run(args),
             Command::Logits(args) => logits::run(args),
+            Command::ServeFile(args) => serve_file::run(args),
             Command::Inspect(args) => inspect::run(args),
             Command::Synth(args) => synth::run(args),
             Command::Fingerprint(args) => fingerprint::run(args),
@@ -238,17 +243,14 @@ impl LoadArgs {
                 fusion: self.fusion.into(),
                 kv_type: self.kv_type.map(KvType::from),
                 usable_bytes: self.vram.map(|size| size.0),
+                batch: None,
             },
         }
     }
 
     /// Opens and loads the model, with a progress bar where someone watches.
     fn load(&self) -> anyhow::Result<(lane::Lane, String)> {
-        if let Some(threads) = self.threads {
-            let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-            let threads = usize::from(threads).min(cores);
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-        }
+        self.start_threads()?;
         let file = open_model(self.model.as_deref())?;
         let bar = progress::Bar::new("loading");
         let lane = file
@@ -256,6 +258,27 @@ impl LoadArgs {
             .map_err(|error| named(self.model.as_deref(), error))?;
         bar.finish();
         Ok((lane, model_name(self.model.as_deref())))
+    }
+
+    /// The same for many sequences.
+    fn load_batch(&self, batch: &BatchOptions) -> anyhow::Result<BatchLane> {
+        self.start_threads()?;
+        let file = open_model(self.model.as_deref())?;
+        let bar = progress::Bar::new("loading");
+        let lane = file
+            .load_batch(&self.options(), batch, &mut |at| bar.show(at.done_bytes, at.total_bytes))
+            .map_err(|error| named(self.model.as_deref(), error))?;
+        bar.finish();
+        Ok(lane)
+    }
+
+    fn start_threads(&self) -> anyhow::Result<()> {
+        if let Some(threads) = self.threads {
+            let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+            let threads = usize::from(threads).min(cores);
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+        }
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use decode_graph::{
 };
 use gpu_slab::{DeviceMemory, QueuedRead, Slab, View};
 use kernels_ptx::{SamplingPack, TokenParams};
-use kv_paged::{BlockTable, PagedKvConfig};
+use kv_paged::{BlockTable, PagedKvConfig, PlannerConfig};
 use q4k_soa::Fingerprint;
 
 mod error;
@@ -33,8 +33,8 @@ const SUSPICIOUS: Duration = Duration::from_millis(500);
 /// the parameter packs, and the graphs over them.
 pub struct Residency<B: Backend> {
     // Graphs first: they are dropped before the memory they point at.
-    graphs: HashMap<Head, Graph<B>>,
-    live: Option<Head>,
+    graphs: HashMap<StepName, Graph<B>>,
+    live: Option<StepName>,
     captures: u64,
     backend: B,
     slab: Slab<B::Memory>,
@@ -44,9 +44,28 @@ pub struct Residency<B: Backend> {
     blobs: HashMap<u64, weights::Blob>,
     sticky: Option<sticky::Slot>,
     kv: Option<KvArena>,
-    step: Option<(StepPlan, StepArena)>,
+    /// The planner of a KV arena of many sequences.
+    pools: Option<PlannerConfig>,
+    step: Option<(Vec<StepPlan>, StepArena)>,
     packs: HashMap<View, u64>,
     d2h_bytes_per_token: Option<u64>,
+}
+
+/// Which of the steps over one cache and one set of buffers: how it ends, and its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepName {
+    /// How it ends.
+    pub head: Head,
+    /// Its rows.
+    pub n_tokens: u32,
+    /// Rows that follow each other in one sequence.
+    pub run_tokens: u32,
+}
+
+impl From<&StepPlan> for StepName {
+    fn from(plan: &StepPlan) -> Self {
+        Self { head: plan.head, n_tokens: plan.n_tokens, run_tokens: plan.run_tokens }
+    }
 }
 
 /// Everything that can be watched, copied out: nobody can launch or change a graph with it
@@ -93,6 +112,7 @@ impl<B: Backend> Residency<B> {
             blobs: HashMap::new(),
             sticky: None,
             kv: None,
+            pools: None,
             step: None,
             packs: HashMap::new(),
             d2h_bytes_per_token: None,
@@ -126,6 +146,7 @@ impl<B: Backend> Residency<B> {
         self.packs.retain(|view, _| alive(*view));
         self.sticky = self.sticky.take().filter(|slot| alive(slot.view()));
         self.kv = self.kv.filter(|kv| alive(kv.blocks) && alive(kv.table));
+        self.pools = self.pools.take().filter(|_| self.kv.is_some());
         self.step = self.step.take().filter(|(_, arena)| alive(arena.quants));
     }
 
@@ -170,26 +191,61 @@ impl<B: Backend> Residency<B> {
         Ok(kv)
     }
 
+    /// The KV arena of a plan of many sequences: the pools of its planner, and its table, zeroed,
+    /// which is the null block. The same shape again is free and keeps the contents; another shape
+    /// is refused.
+    pub fn kv_pools(&mut self, plan: &StepPlan) -> Result<KvArena, ResidencyError> {
+        if let Some(kv) = self.kv {
+            return if self.pools == plan.sequences {
+                Ok(kv)
+            } else {
+                Err(ResidencyError::OtherShape {
+                    what: "KV arena",
+                    resident: format!("{:?}", self.pools),
+                    asked: format!("{:?}", plan.sequences),
+                })
+            };
+        }
+        let kv = self.slab.transaction(|slab| {
+            let kv = KvArena::for_plan(slab, plan)?;
+            slab.fill_view(kv.blocks, 0)?;
+            slab.fill_view(kv.table, 0)?;
+            Ok::<_, ResidencyError>(kv)
+        })?;
+        self.kv = Some(kv);
+        self.pools = plan.sequences.clone();
+        Ok(kv)
+    }
+
     /// The step arena of `plan`, zeroed (S7). The same dimensions again are free, others are
     /// refused.
     pub fn step_arena(&mut self, plan: &StepPlan) -> Result<StepArena, ResidencyError> {
+        self.step_arenas(std::slice::from_ref(plan))
+    }
+
+    /// One step arena that each of `plans` can use, plans of one model and at least one.
+    pub fn step_arenas(&mut self, plans: &[StepPlan]) -> Result<StepArena, ResidencyError> {
         if let Some((resident, arena)) = &self.step {
-            let same = StepPlan { head: resident.head, ..plan.clone() } == *resident;
+            let same = resident.len() == plans.len()
+                && resident.iter().zip(plans).all(|(resident, plan)| {
+                    StepPlan { head: resident.head, ..plan.clone() } == *resident
+                });
             if same {
                 return Ok(*arena);
             }
+            let dims = |plans: &[StepPlan]| format!("{:?}", plans.first().map(|plan| plan.dims));
             return Err(ResidencyError::OtherShape {
                 what: "step arena",
-                resident: format!("{:?}", resident.dims),
-                asked: format!("{:?}", plan.dims),
+                resident: dims(resident),
+                asked: dims(plans),
             });
         }
         let arena = self.slab.transaction(|slab| {
-            let arena = StepArena::allocate(slab, plan)?;
+            let arena = StepArena::for_plans(slab, plans)?;
             arena.zero(slab)?;
             Ok::<_, ResidencyError>(arena)
         })?;
-        self.step = Some((plan.clone(), arena));
+        self.step = Some((plans.to_vec(), arena));
         Ok(arena)
     }
 
@@ -225,20 +281,21 @@ impl<B: Backend> Residency<B> {
     ) -> Result<(), ResidencyError> {
         let recording = self.record(plan, weights)?;
         let (_, key) = Graph::bind(&self.backend, &self.slab, &recording)?;
-        if self.graphs.get(&plan.head).is_none_or(|graph| graph.key() != key) {
+        let name = StepName::from(plan);
+        if self.graphs.get(&name).is_none_or(|graph| graph.key() != key) {
             let graph = Graph::capture(&mut self.backend, &mut self.slab, &recording)?;
             self.captures += 1;
-            self.graphs.insert(plan.head, graph);
+            self.graphs.insert(name, graph);
         }
-        self.live = Some(plan.head);
+        self.live = Some(name);
         Ok(())
     }
 
-    /// Makes the graph that was captured for `head` the live one; false if there is none.
-    pub fn use_graph(&mut self, head: Head) -> bool {
-        let found = self.graphs.contains_key(&head);
+    /// Makes the graph that was captured under this name the live one; false if there is none.
+    pub fn use_graph(&mut self, name: StepName) -> bool {
+        let found = self.graphs.contains_key(&name);
         if found {
-            self.live = Some(head);
+            self.live = Some(name);
         }
         found
     }
@@ -262,7 +319,7 @@ impl<B: Backend> Residency<B> {
 
     /// The launches of the live graph, for tools that step through them.
     pub fn launches(&self) -> &[Launch<ByteRange>] {
-        let live = self.live.and_then(|head| self.graphs.get(&head));
+        let live = self.live.and_then(|name| self.graphs.get(&name));
         live.map_or(&[], Graph::launches)
     }
 
@@ -281,7 +338,7 @@ impl<B: Backend> Residency<B> {
     pub fn replay(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
         let graph = self
             .live
-            .and_then(|head| self.graphs.get_mut(&head))
+            .and_then(|name| self.graphs.get_mut(&name))
             .ok_or(ResidencyError::Missing("graph"))?;
         Ok(graph.replay(&mut self.backend, &mut self.slab, drive)?)
     }
@@ -339,7 +396,7 @@ impl<B: Backend> Residency<B> {
     /// A copy of everything that can be watched.
     pub fn telemetry(&self) -> Telemetry {
         Telemetry {
-            graph: self.live.and_then(|head| self.graphs.get(&head)).map(Graph::telemetry),
+            graph: self.live.and_then(|name| self.graphs.get(&name)).map(Graph::telemetry),
             captures: self.captures,
             d2h_bytes_per_token: self.d2h_bytes_per_token,
             resident_weights: self.weights.len(),

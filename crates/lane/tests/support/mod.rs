@@ -117,6 +117,12 @@ impl Whale {
         }
     }
 
+    /// Of each case the prompt's ids, what the reference generates greedily, and its margins.
+    #[allow(dead_code)]
+    pub(crate) fn greedy_cases(&self) -> impl Iterator<Item = (&[u32], &[u32], &[f64])> {
+        self.cases.iter().map(|case| (&case.ids[..], &case.greedy[..], &case.greedy_margin[..]))
+    }
+
     /// Greedy continuations in exact numerics, up to the first step that is nearly a tie and may
     /// fall either way in f32.
     pub(crate) fn check_greedy(&self, backend: BackendChoice) {
