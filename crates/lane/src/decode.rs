@@ -33,6 +33,13 @@ pub trait Decode: Send {
     /// Parameters of [`Head::Sampled`]; uploaded only when they changed.
     fn set_sampling(&mut self, pack: &SamplingPack) -> Result<(), ResidencyError>;
 
+    /// Queues the computation of the first of `ids`, the first of them at `position`, with nothing
+    /// chosen behind them, and says how many; 0 where one by one is as well.
+    fn prefill(&mut self, position: u32, ids: &[u32]) -> Result<usize, ResidencyError> {
+        let _ = (position, ids);
+        Ok(0)
+    }
+
     /// Queues one step.
     fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError>;
 
@@ -48,6 +55,15 @@ pub trait Decode: Send {
 
     /// The logits of the last step, `[n_vocab]`, once it is done.
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError>;
+
+    /// Identity of what keys and values depend on besides the tokens.
+    fn fingerprint(&self) -> u64;
+
+    /// What the cache holds of the first `n_tokens` tokens, in whole blocks, `[layer][block]`.
+    fn read_cache(&mut self, n_tokens: u32) -> Result<Vec<u8>, ResidencyError>;
+
+    /// Writes what [`read_cache`](Self::read_cache) read.
+    fn write_cache(&mut self, n_tokens: u32, blocks: &[u8]) -> Result<(), ResidencyError>;
 
     /// The same decoder for many sequences, and what their scheduler decides by, if it was loaded
     /// for them.

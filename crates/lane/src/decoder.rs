@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::batch::{BatchDevice, Many, SchedulerOptions};
 use crate::decode::Decode;
+use crate::generate::token_params;
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout::{self, Visit};
@@ -34,6 +35,8 @@ pub struct Decoder<B: Backend> {
     pub(crate) residency: Residency<B>,
     pub(crate) weights: ModelWeights,
     pub(crate) plan: StepPlan,
+    /// Steps of prompt chunks, the longest first.
+    chunks: Vec<StepPlan>,
     /// Of a cache that many sequences share.
     pub(crate) many: Option<Many>,
 }
@@ -54,7 +57,7 @@ impl<B: Backend> Decoder<B> {
             match &plan.batch {
                 None => {
                     residency.kv_arena(plan.step.kv, None)?;
-                    residency.step_arena(&plan.step)?;
+                    residency.step_arenas(&plan.steps())?;
                 }
                 Some(batch) => {
                     residency.kv_pools(&batch.steps[0])?;
@@ -65,7 +68,8 @@ impl<B: Backend> Decoder<B> {
         })?;
         residency.seal();
         let many = plan.batch.as_ref().map(|batch| Many::new(&plan.step, batch)).transpose()?;
-        let mut decoder = Self { residency, weights, plan: plan.step.clone(), many };
+        let mut decoder =
+            Self { residency, weights, plan: plan.step.clone(), chunks: plan.chunks.clone(), many };
         if decoder.many.is_some() {
             decoder.warm_up_batch()?;
         } else {
@@ -224,6 +228,25 @@ where
         self.residency.set_sampling(pack).map(|_| ())
     }
 
+    fn prefill(&mut self, position: u32, ids: &[u32]) -> Result<usize, ResidencyError> {
+        let max_context_tokens = self.max_context_tokens();
+        // A chunk does not go around the ring.
+        let room = (max_context_tokens.saturating_sub(position) as usize).min(ids.len());
+        let fits = |chunk: &&StepPlan| chunk.n_tokens as usize <= room;
+        let Some(chunk) = self.chunks.iter().find(fits) else { return Ok(0) };
+        let n_tokens = chunk.n_tokens as usize;
+        if !self.residency.use_graph(StepName::from(chunk)) {
+            self.residency.prepare_graph(chunk, &self.weights)?;
+        }
+        let params: Vec<_> = (position..)
+            .zip(&ids[..n_tokens])
+            .map(|(position, &id)| token_params(position, max_context_tokens, id))
+            .collect();
+        self.residency.replay(Drive::Host(&params))?;
+        self.residency.use_graph(StepName::from(&self.plan));
+        Ok(n_tokens)
+    }
+
     fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
         self.residency.replay(drive)
     }
@@ -242,6 +265,19 @@ where
 
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
         self.residency.read_logits(logits)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.residency.fingerprint()
+    }
+
+    fn read_cache(&mut self, n_tokens: u32) -> Result<Vec<u8>, ResidencyError> {
+        self.residency.read_blocks(n_tokens.div_ceil(self.plan.kv.block_size_tokens()))
+    }
+
+    fn write_cache(&mut self, n_tokens: u32, blocks: &[u8]) -> Result<(), ResidencyError> {
+        let n_blocks = n_tokens.div_ceil(self.plan.kv.block_size_tokens());
+        self.residency.write_blocks(n_blocks, blocks)
     }
 
     fn into_batch(self: Box<Self>) -> Option<(SchedulerOptions, Box<dyn BatchDevice>)> {

@@ -209,14 +209,8 @@ impl<'a> Generation<'a> {
             state.decoder.set_sampling(&options.sampling.pack())?;
         }
         let cached = state.rewind_to_common_prefix(prompt);
-        let mut stop = None;
-        for &id in &before[cached..] {
-            if options.cancel.is_cancelled() {
-                stop = Some(StopReason::Cancelled);
-                break;
-            }
-            state.feed(id)?;
-        }
+        let computed = state.feed_prompt(&before[cached..], &options.cancel)?;
+        let stop = (!computed).then_some(StopReason::Cancelled);
         let prefill_tokens = (state.history.len() + 1 - cached) as u32;
         let timing = Timing { prefill_tokens, ..Timing::default() };
         let logits = reads_logits.then(|| vec![0.0; state.decoder.n_vocab() as usize]);
@@ -395,6 +389,30 @@ impl State {
         self.or_forget(done)?;
         self.history.push(id);
         Ok(())
+    }
+
+    /// Computes tokens given by the host, in chunks where that is quicker; false if it was cancelled
+    /// before the last.
+    pub(crate) fn feed_prompt(
+        &mut self,
+        mut ids: &[u32],
+        cancel: &Cancel,
+    ) -> Result<bool, LaneError> {
+        while let Some(&first) = ids.first() {
+            if cancel.is_cancelled() {
+                return Ok(false);
+            }
+            let done = self.decoder.prefill(self.history.len() as u32, ids);
+            let mut n_tokens = self.or_forget(done)?;
+            if n_tokens == 0 {
+                self.feed(first)?;
+                n_tokens = 1;
+            } else {
+                self.history.extend_from_slice(&ids[..n_tokens]);
+            }
+            ids = &ids[n_tokens..];
+        }
+        Ok(true)
     }
 
     /// Runs a step on the token that the device chose.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use decode_graph::Head;
 
 use crate::decode::Decode;
-use crate::generate::{GenerateOptions, Generation};
+use crate::generate::{Cancel, GenerateOptions, Generation};
 use crate::residency::{ResidencyError, Telemetry};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -29,6 +29,9 @@ pub enum LaneError {
     /// Memory, graph or device refused.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
+    /// A state cannot be saved or used.
+    #[error(transparent)]
+    State(#[from] crate::saved_state::StateError),
     /// Nothing to start from.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
@@ -181,9 +184,7 @@ impl Lane {
         state.decoder.prepare(Head::Greedy)?;
         let started = Instant::now();
         let common = state.rewind(ids, ids.len());
-        for &id in &ids[common..] {
-            state.feed(id)?;
-        }
+        state.feed_prompt(&ids[common..], &Cancel::default())?;
         state.read_choice()?;
         Ok(started.elapsed())
     }
@@ -246,7 +247,7 @@ impl Lane {
         Ok(self.lock()?.decoder.report())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State>, LaneError> {
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, State>, LaneError> {
         self.state.lock().map_err(|_| LaneError::Poisoned)
     }
 }

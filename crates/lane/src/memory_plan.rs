@@ -1,7 +1,7 @@
 //! From a model and a memory budget to a context length and a byte-exact plan, before anything
 //! is allocated (S14).
 
-use decode_graph::{Fusion, ModelDims, Numerics, RopePlan, StepPlan};
+use decode_graph::{Fusion, Head, ModelDims, Numerics, RopePlan, StepPlan};
 use gpu_slab::Plan;
 use kernels_ptx::DeviceProfile;
 use kv_paged::{KvType, PagedKvConfig};
@@ -71,6 +71,8 @@ pub struct PlanOptions {
     pub kv_type: Option<KvType>,
     /// Bytes that may be used; `None`: no bound.
     pub usable_bytes: Option<u64>,
+    /// Tokens of a prompt that one step computes at most.
+    pub chunk_tokens: u32,
     /// Many sequences in one cache; `None`: one sequence owns it.
     pub batch: Option<BatchOptions>,
 }
@@ -83,16 +85,26 @@ impl Default for PlanOptions {
             fusion: FusionChoice::Auto,
             kv_type: None,
             usable_bytes: None,
+            chunk_tokens: DEFAULT_CHUNK_TOKENS,
             batch: None,
         }
     }
 }
+
+/// Tokens of a prompt that one step computes unless something else is asked for.
+pub const DEFAULT_CHUNK_TOKENS: u32 = 512;
+
+/// Each shorter chunk has this part of the tokens of the next longer one, down to the shortest.
+const CHUNK_STEP: u32 = 4;
+const SHORTEST_CHUNK: u32 = 8;
 
 /// A plan that fits.
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
     /// The step.
     pub step: StepPlan,
+    /// Steps of prompt chunks over the same cache and buffers, the longest first.
+    pub chunks: Vec<StepPlan>,
     /// Every allocation by name.
     pub bytes: Plan,
     /// The context that was wanted, where the budget allowed only less.
@@ -148,27 +160,26 @@ impl MemoryPlan {
         if let Some(batch) = &options.batch {
             return Self::of_batch(gguf, model, device, options, batch, wanted);
         }
-        let attempt = |tokens: u32| -> Result<(StepPlan, Plan), LaneError> {
+        let attempt = |tokens: u32| -> Result<Self, LaneError> {
             let step = step_plan(model, device, options, tokens)?;
-            let bytes = layout::count(gguf, model, std::slice::from_ref(&step))
-                .map_err(ResidencyError::from)?;
-            Ok((step, bytes))
+            let chunks = chunk_plans(&step, options.chunk_tokens, device);
+            let steps = all_steps(&step, &chunks);
+            let bytes = layout::count(gguf, model, &steps).map_err(ResidencyError::from)?;
+            let shrunk_from = (tokens < wanted).then_some(wanted);
+            Ok(Self { step, chunks, bytes, shrunk_from, batch: None })
         };
-        let (step, bytes) = attempt(wanted)?;
+        let plan = attempt(wanted)?;
         let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
-        let needed_bytes = bytes.total_bytes();
+        let needed_bytes = plan.bytes.total_bytes();
         if needed_bytes <= usable_bytes {
-            return Ok(Self { step, bytes, shrunk_from: None, batch: None });
+            return Ok(plan);
         }
         let fits = |tokens: u32| {
-            attempt(tokens).is_ok_and(|(_, bytes)| bytes.total_bytes() <= usable_bytes)
+            attempt(tokens).is_ok_and(|plan| plan.bytes.total_bytes() <= usable_bytes)
         };
-        let fitting_context = largest_fitting(step.kv.block_size_tokens(), wanted, fits);
+        let fitting_context = largest_fitting(plan.step.kv.block_size_tokens(), wanted, fits);
         match (options.context, fitting_context) {
-            (ContextSize::Auto, Some(tokens)) => {
-                let (step, bytes) = attempt(tokens)?;
-                Ok(Self { step, bytes, shrunk_from: Some(wanted), batch: None })
-            }
+            (ContextSize::Auto, Some(tokens)) => attempt(tokens),
             _ => Err(LaneError::DoesNotFit(DoesNotFit {
                 needed_bytes,
                 usable_bytes,
@@ -191,7 +202,7 @@ impl MemoryPlan {
         let step = step_plan(model, device, &options, context_tokens)?;
         let windows: Vec<u32> = model.layers.iter().map(|layer| layer.window_tokens).collect();
         let attempt = |total: u32| -> Result<(BatchPlan, Plan), LaneError> {
-            let plan = batch.plan(&step, &windows, total, device)?;
+            let plan = batch.plan(&step, &windows, total, options.chunk_tokens, device)?;
             let bytes = layout::count(gguf, model, &plan.steps).map_err(ResidencyError::from)?;
             Ok((plan, bytes))
         };
@@ -200,8 +211,12 @@ impl MemoryPlan {
         let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
         let (plan, bytes) = attempt(wanted)?;
         let needed_bytes = bytes.total_bytes();
+        let whole = |plan, bytes| {
+            let chunks = Vec::new();
+            Self { step: step.clone(), chunks, bytes, shrunk_from: None, batch: Some(plan) }
+        };
         if needed_bytes <= usable_bytes {
-            return Ok(Self { step, bytes, shrunk_from: None, batch: Some(plan) });
+            return Ok(whole(plan, bytes));
         }
         let block_size = step.kv.block_size_tokens();
         let fitting = most_tokens(wanted, block_size, usable_bytes, |total| {
@@ -210,7 +225,7 @@ impl MemoryPlan {
         match (batch.ctx_total_tokens, fitting) {
             (None, Some(total)) => {
                 let (plan, bytes) = attempt(total)?;
-                Ok(Self { step, bytes, shrunk_from: None, batch: Some(plan) })
+                Ok(whole(plan, bytes))
             }
             (_, fitting_context) => Err(LaneError::DoesNotFit(DoesNotFit {
                 needed_bytes,
@@ -219,6 +234,11 @@ impl MemoryPlan {
                 fitting_context,
             })),
         }
+    }
+
+    /// The steps of one sequence: of a token, and of prompt chunks.
+    pub(crate) fn steps(&self) -> Vec<StepPlan> {
+        all_steps(&self.step, &self.chunks)
     }
 
     /// Limits that let this plan in and nothing larger.
@@ -244,6 +264,25 @@ fn largest_fitting(block: u32, wanted: u32, fits: impl Fn(u32) -> bool) -> Optio
         if fits(middle * block) { good = middle } else { bad = middle }
     }
     (good > 0).then_some(good * block)
+}
+
+fn all_steps(step: &StepPlan, chunks: &[StepPlan]) -> Vec<StepPlan> {
+    std::iter::once(step).chain(chunks).cloned().collect()
+}
+
+/// Steps of a prompt's chunks, the longest first. A chunk is whole, for one that was filled up would
+/// write where the sequence has tokens; what is shorter than the shortest is computed one by one.
+fn chunk_plans(step: &StepPlan, chunk_tokens: u32, device: &DeviceProfile) -> Vec<StepPlan> {
+    if step.fusion != Fusion::Ops {
+        return Vec::new();
+    }
+    let longest = chunk_tokens.min(step.kv.max_context_tokens());
+    let shorter = |tokens: &u32| Some(tokens / CHUNK_STEP);
+    let chunk = |tokens| StepPlan { head: Head::None, ..step.for_chunk(tokens, None, device) };
+    std::iter::successors(Some(longest), shorter)
+        .take_while(|&tokens| tokens >= SHORTEST_CHUNK)
+        .map(chunk)
+        .collect()
 }
 
 fn step_plan(

@@ -27,6 +27,9 @@ use std::path::{Path, PathBuf};
 use kv_paged::{KvCoord, KvLayout, KvPart, KvType, PagedKvConfig};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::decode::Decode;
+use crate::lane::{Lane, LaneError};
+
 const MAGIC: &[u8; 8] = b"lane-kv\0";
 const VERSION: u32 = 1;
 /// Bytes before the tokens.
@@ -126,6 +129,9 @@ pub enum StateError {
         /// Tokens of the context.
         max_context_tokens: u32,
     },
+    /// There is no sequence.
+    #[error("nothing has been computed yet: there is no state to save")]
+    Nothing,
     /// The cache has forgotten the sequence's beginning.
     #[error(
         "{tokens} tokens have gone through a context of {max_context_tokens}: the first are gone"
@@ -290,6 +296,42 @@ impl SavedState {
         }
         Ok(())
     }
+}
+
+impl Lane {
+    /// The state of the sequence that the cache holds: of the last prompt and what was generated
+    /// behind it.
+    pub fn save_state(&self) -> Result<SavedState, LaneError> {
+        let mut state = self.lock()?;
+        let (tokens, shape) = (state.history.clone(), shape_of(&*state.decoder));
+        let max_context_tokens = shape.kv.max_context_tokens();
+        if tokens.is_empty() {
+            return Err(StateError::Nothing.into());
+        }
+        if tokens.len() > max_context_tokens as usize {
+            let tokens = tokens.len();
+            return Err(StateError::Wrapped { tokens, max_context_tokens }.into());
+        }
+        let blocks = state.decoder.read_cache(tokens.len() as u32)?;
+        Ok(SavedState { shape, tokens, blocks })
+    }
+
+    /// Makes the cache hold a saved sequence. A prompt that begins as it does is computed from where
+    /// it ends; any other prompt as if nothing had been loaded.
+    pub fn load_state(&self, saved: &SavedState) -> Result<(), LaneError> {
+        let mut state = self.lock()?;
+        saved.check(&shape_of(&*state.decoder))?;
+        state.check_prompt(&saved.tokens, false)?;
+        state.forget();
+        let written = state.decoder.write_cache(saved.tokens.len() as u32, &saved.blocks);
+        state.or_forget(written)?;
+        state.history.extend_from_slice(&saved.tokens);
+        Ok(())
+    }
+}
+
+fn shape_of(decoder: &dyn Decode) -> StateShape {
+    StateShape { fingerprint: decoder.fingerprint(), kv: decoder.kv() }
 }
 
 /// Element types by their code.

@@ -105,7 +105,7 @@ fn sixty_four_requests_with_a_common_prefix_share_it_and_are_as_alone() {
 #[test]
 fn an_engine_says_what_the_reference_says() {
     let [whale, _] = whales();
-    let batch = BatchOptions { max_batch: 8, chunk_tokens: 64, ..Default::default() };
+    let batch = BatchOptions { max_batch: 8, ..Default::default() };
     let mut engine = engine_on(BackendChoice::Host, Numerics::Exact, 512, &batch);
     let cases: Vec<_> = whale.greedy_cases().collect();
     let tickets: Vec<Ticket> = cases
@@ -183,7 +183,6 @@ fn soak(backend: BackendChoice, duration: Duration, preempt: Preempt) {
     let batch = BatchOptions {
         max_batch: 8,
         min_bucket: 8,
-        chunk_tokens: 32,
         // Less than half of what eight sequences want at their longest.
         ctx_total_tokens: Some(320),
         preempt,

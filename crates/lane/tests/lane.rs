@@ -221,6 +221,15 @@ impl Decode for Failing {
     fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
         self.decoder.logits(logits)
     }
+    fn fingerprint(&self) -> u64 {
+        self.decoder.fingerprint()
+    }
+    fn read_cache(&mut self, n_tokens: u32) -> Result<Vec<u8>, ResidencyError> {
+        self.decoder.read_cache(n_tokens)
+    }
+    fn write_cache(&mut self, n_tokens: u32, blocks: &[u8]) -> Result<(), ResidencyError> {
+        self.decoder.write_cache(n_tokens, blocks)
+    }
     fn telemetry(&self) -> lane::residency::Telemetry {
         self.decoder.telemetry()
     }

@@ -19,7 +19,7 @@ pub use engine::{Chosen, Engine, EngineError, EngineReport};
 pub use lines::{Line, MAX_LINE_BYTES, read_line};
 pub use open::BatchLane;
 pub(crate) use plan::most_tokens;
-pub use plan::{BatchOptions, BatchPlan, DEFAULT_CHUNK_TOKENS};
+pub use plan::{BatchOptions, BatchPlan};
 pub use request_line::{BadLine, DEFAULT_N_TOKENS, Prompt, RequestId, RequestLine};
 pub use scheduler::{
     Batch, Job, JobReport, Preempt, Scheduler, SchedulerCounts, SchedulerOptions, SubmitError,

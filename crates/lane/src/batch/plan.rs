@@ -12,9 +12,6 @@ use super::scheduler::{Preempt, SchedulerOptions};
 use super::step::{Bucket, StepKind};
 use crate::lane::LaneError;
 
-/// Rows of a prompt chunk unless something else is asked for.
-pub const DEFAULT_CHUNK_TOKENS: u32 = 512;
-
 /// How many sequences run together, and what they may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
@@ -23,8 +20,6 @@ pub struct BatchOptions {
     /// Tokens of all sequences that the cache holds. `None`: `max_batch` contexts, or as many as the
     /// memory allows.
     pub ctx_total_tokens: Option<u32>,
-    /// Rows of a prompt chunk at most.
-    pub chunk_tokens: u32,
     /// How a sequence gives way.
     pub preempt: Preempt,
     /// Tokens that can wait in host memory. `None`: as many as the cache holds.
@@ -42,7 +37,6 @@ impl Default for BatchOptions {
         Self {
             max_batch: 32,
             ctx_total_tokens: None,
-            chunk_tokens: DEFAULT_CHUNK_TOKENS,
             preempt: Preempt::Recompute,
             swap_tokens: None,
             watermark_percent: 1,
@@ -71,11 +65,12 @@ impl BatchOptions {
         one: &StepPlan,
         windows: &[u32],
         total_tokens: u32,
+        chunk_tokens: u32,
         device: &DeviceProfile,
     ) -> Result<BatchPlan, LaneError> {
         let kv = &one.kv;
         let (block_size, context) = (kv.block_size_tokens(), kv.max_context_tokens());
-        let chunk_tokens = self.chunk_tokens.clamp(1, context);
+        let chunk_tokens = chunk_tokens.clamp(1, context);
         let blocks = total_tokens.div_ceil(block_size);
         let host_blocks = match self.preempt {
             Preempt::Recompute => 0,

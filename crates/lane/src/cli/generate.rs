@@ -2,14 +2,15 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use lane::chat::{ChatTemplate, Conversation, Role};
 use lane::residency::Telemetry;
+use lane::saved_state::SavedState;
 use lane::tokenizer::Special;
-use lane::{GenerateOptions, Lane, Logprob, Logprobs, StopReason, Timing};
+use lane::{GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
 use serde::Serialize;
 
 use super::generation::GenerationArgs;
@@ -39,6 +40,12 @@ pub(super) struct Args {
     /// Recognise special tokens written in the prompt
     #[arg(long, conflicts_with = "chat")]
     special: bool,
+    /// Begin with the state in this file: what it holds of the prompt is not computed again
+    #[arg(long, value_name = "FILE")]
+    load_state: Option<PathBuf>,
+    /// Write what the cache holds in the end, the prompt and the answer, to this file
+    #[arg(long, value_name = "FILE")]
+    save_state: Option<PathBuf>,
     /// Print one JSON object at the end instead of the text
     #[arg(long)]
     json: bool,
@@ -99,6 +106,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let (lane, model) = args.load.load()?;
     let load = started.elapsed();
     let (prompt_ids, stop_text) = args.prompt_ids(&prompt, &lane)?;
+    if let Some(path) = &args.load_state {
+        load_state(&lane, path, &prompt_ids)?;
+    }
 
     let mut generation = lane.generate(&prompt_ids, options.stopping_at(stop_text))?;
     let (mut ids, mut text, mut logprobs) = (Vec::new(), String::new(), Vec::new());
@@ -112,6 +122,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let (stop, timing) =
         (generation.stop_reason().unwrap_or(StopReason::Length), generation.timing());
     drop(generation);
+    if let Some(path) = &args.save_state {
+        let saved = lane.save_state().and_then(|state| Ok(state.write(path)?));
+        saved.with_context(|| format!("cannot save the state to {}", path.display()))?;
+    }
 
     let logprobs = args.logprobs.map(|_| logprobs);
     let generated = Generated { prompt_ids, ids, text: text + &rest, logprobs, stop };
@@ -121,6 +135,20 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     }
     print(&(rest + "\n"))?;
     super::say(&summary.line());
+    Ok(())
+}
+
+fn load_state(lane: &Lane, path: &Path, prompt: &[u32]) -> anyhow::Result<()> {
+    let loaded = SavedState::read(path).map_err(LaneError::from).and_then(|state| {
+        lane.load_state(&state)?;
+        Ok(state.tokens)
+    });
+    let tokens = loaded.with_context(|| format!("cannot use the state in {}", path.display()))?;
+    let common = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+    if common < tokens.len() {
+        let n = tokens.len();
+        log::warn!(target: "lane", "of the {n} tokens of the state the prompt begins with {common}");
+    }
     Ok(())
 }
 

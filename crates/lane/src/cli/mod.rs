@@ -147,6 +147,9 @@ struct LoadArgs {
     /// Tokens of context: a number, `auto` (at most 8192, less where memory is short) or `max`
     #[arg(short, long, value_name = "N|auto|max", default_value = "auto", value_parser = context)]
     ctx: ContextSize,
+    /// Tokens of a prompt that one step computes at most (1: one by one)
+    #[arg(long, value_name = "N", default_value_t = lane::memory_plan::DEFAULT_CHUNK_TOKENS, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    chunk: u32,
     /// Number of the GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
@@ -243,6 +246,7 @@ impl LoadArgs {
                 fusion: self.fusion.into(),
                 kv_type: self.kv_type.map(KvType::from),
                 usable_bytes: self.vram.map(|size| size.0),
+                chunk_tokens: self.chunk,
                 batch: None,
             },
         }

@@ -43,9 +43,6 @@ pub(super) struct BatchArgs {
     /// memory allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ctx_total: Option<u32>,
-    /// Tokens of a prompt that one step computes at most
-    #[arg(long, value_name = "N", default_value_t = lane::batch::DEFAULT_CHUNK_TOKENS, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    chunk: u32,
     /// What happens to the youngest request when the cache is full: its tokens are computed again
     /// later, or wait in host memory
     #[arg(long, value_enum, default_value = "recompute")]
@@ -73,7 +70,6 @@ impl BatchArgs {
         BatchOptions {
             max_batch: self.max_batch,
             ctx_total_tokens: self.ctx_total,
-            chunk_tokens: self.chunk,
             preempt: match self.preempt {
                 PreemptArg::Recompute => Preempt::Recompute,
                 PreemptArg::Swap => Preempt::Swap,

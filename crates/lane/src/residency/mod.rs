@@ -16,6 +16,7 @@ use q4k_soa::Fingerprint;
 
 mod error;
 mod limits;
+mod state;
 mod sticky;
 mod weights;
 

@@ -63,7 +63,7 @@ pub(crate) fn allocate_weight(
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blob {
     pub(super) view: View,
-    content_hash: u64,
+    pub(super) content_hash: u64,
 }
 
 impl<B: Backend> Residency<B> {

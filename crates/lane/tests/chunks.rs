@@ -1,0 +1,80 @@
+//! Prompts computed in chunks: the same as token by token.
+
+#[allow(dead_code)] // Other tests use the rest of it.
+mod support;
+
+use decode_graph::Numerics;
+use lane::{
+    BackendChoice, Cancel, ContextSize, DriveMode, GenerateOptions, Lane, LaneOptions, ModelFile,
+    PlanOptions, StopReason,
+};
+use support::{greedy, ids};
+
+fn load(chunk_tokens: u32, numerics: Numerics, context: u32) -> Lane {
+    let context = ContextSize::Tokens(context);
+    let plan = PlanOptions { chunk_tokens, numerics, context, ..Default::default() };
+    let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
+    ModelFile::open(None).unwrap().load(&options, &mut |_| {}).unwrap()
+}
+
+fn prompt(len: u32) -> Vec<u32> {
+    (0..len).map(|i| 300 + i * 97 % 3000).collect()
+}
+
+/// Log-probabilities of the whole vocabulary behind a prompt, by id.
+fn logprobs(lane: &Lane, prompt: &[u32]) -> Vec<f32> {
+    let n_vocab = lane.tokenizer().n_vocab() as u32;
+    let options = GenerateOptions { logprobs: Some(n_vocab), ..greedy(1, DriveMode::Host) };
+    let token = lane.generate(prompt, options).unwrap().next().unwrap().unwrap();
+    let mut top = token.logprobs.unwrap().top;
+    top.sort_unstable_by_key(|entry| entry.id);
+    top.iter().map(|entry| entry.logprob).collect()
+}
+
+#[test]
+fn a_prompt_in_chunks_is_as_one_token_by_token() {
+    for (numerics, tolerance) in [(Numerics::Exact, 1e-4), (Numerics::Q8, 3e-2)] {
+        let by_one = load(1, numerics, 300);
+        let chunked = load(128, numerics, 300);
+        // Whole chunks of every size, and rests of every kind.
+        for len in [1, 8, 9, 33, 40, 129, 169, 300] {
+            let (expected, found) =
+                (logprobs(&by_one, &prompt(len)), logprobs(&chunked, &prompt(len)));
+            let distance: f64 =
+                expected.iter().zip(&found).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+            let norm: f64 = expected.iter().map(|a| f64::from(*a).powi(2)).sum();
+            let error = (distance / norm).sqrt();
+            println!("{numerics:?}, {len} tokens: relative L2 distance {error:.1e}");
+            assert!(error < tolerance, "{numerics:?}, {len} tokens: {error}");
+        }
+    }
+}
+
+#[test]
+fn chunks_are_fewer_steps() {
+    let lane = load(128, Numerics::Q8, 300);
+    ids(&lane, &prompt(170), greedy(1, DriveMode::SelfAdvance));
+    // 128, 32 and 8 at once, and one by one the last but one and the last.
+    assert_eq!(lane.telemetry().unwrap().captures, 1 + 3);
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_goes_around_the_ring() {
+    let (by_one, chunked) = (load(1, Numerics::Exact, 64), load(512, Numerics::Exact, 64));
+    let options = || GenerateOptions { ring: true, ..greedy(30, DriveMode::SelfAdvance) };
+    assert_eq!(ids(&by_one, &prompt(150), options()), ids(&chunked, &prompt(150), options()));
+}
+
+#[test]
+fn a_cancelled_prompt_is_kept_as_far_as_it_came() {
+    let lane = load(32, Numerics::Q8, 300);
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let options = GenerateOptions { cancel, ..greedy(5, DriveMode::SelfAdvance) };
+    let mut generation = lane.generate(&prompt(100), options).unwrap();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+    drop(generation);
+    let whole = ids(&lane, &prompt(100), greedy(5, DriveMode::SelfAdvance));
+    assert_eq!(whole, ids(&load(1, Numerics::Q8, 300), &prompt(100), greedy(5, DriveMode::Host)));
+}
