@@ -146,11 +146,14 @@ pub fn draw(logits: &[f32], sampling: &Sampling, position: u32) -> Result<u32, L
     // What the kernel does besides, counting steps and preparing the next, is of no use here.
     let mut given = [
         ("logits", Some(Given::Read(bytemuck::cast_slice(logits)))),
+        ("outputs", Some(Given::Read(bytemuck::bytes_of(&0u32)))),
         ("sampling", Some(Given::Read(bytemuck::bytes_of(&pack)))),
         ("tokens", Some(Given::Write(bytemuck::bytes_of_mut(&mut tokens)))),
         ("step_count", Some(Given::Write(bytemuck::bytes_of_mut(&mut step_count)))),
         ("token", Some(Given::Write(bytemuck::bytes_of_mut(&mut token)))),
         ("n_vocab", Some(Given::Value(n_vocab))),
+        ("n_tokens", Some(Given::Value(1))),
+        ("n_outputs", Some(Given::Value(1))),
         ("max_context_tokens", Some(Given::Value(u32::MAX))),
     ];
     let mut args = TwinArgs::new();
