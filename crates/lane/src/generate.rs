@@ -209,8 +209,8 @@ impl<'a> Generation<'a> {
             state.decoder.set_sampling(&options.sampling.pack())?;
         }
         let cached = state.rewind_to_common_prefix(prompt);
-        let computed = state.feed_prompt(&before[cached..], &options.cancel)?;
-        let stop = (!computed).then_some(StopReason::Cancelled);
+        let fed = state.feed_prompt(&before[cached..], &options.cancel)?;
+        let stop = fed.cancelled.then_some(StopReason::Cancelled);
         let prefill_tokens = (state.history.len() + 1 - cached) as u32;
         let timing = Timing { prefill_tokens, ..Timing::default() };
         let logits = reads_logits.then(|| vec![0.0; state.decoder.n_vocab() as usize]);
@@ -380,6 +380,14 @@ pub(crate) fn token_params(position: u32, max_context_tokens: u32, token_id: u32
     TokenParams { absolute_position: position, ring_slot: position % max_context_tokens, token_id }
 }
 
+/// What became of tokens given by the host.
+pub(crate) struct Fed {
+    /// Steps that they took.
+    pub(crate) steps: u32,
+    /// Whether it was cancelled before the last.
+    pub(crate) cancelled: bool,
+}
+
 impl State {
     /// Runs a step on a token given by the host.
     pub(crate) fn feed(&mut self, id: u32) -> Result<(), LaneError> {
@@ -391,16 +399,17 @@ impl State {
         Ok(())
     }
 
-    /// Computes tokens given by the host, in chunks where that is quicker; false if it was cancelled
-    /// before the last.
+    /// Computes tokens given by the host, in chunks where that is quicker.
     pub(crate) fn feed_prompt(
         &mut self,
         mut ids: &[u32],
         cancel: &Cancel,
-    ) -> Result<bool, LaneError> {
+    ) -> Result<Fed, LaneError> {
+        let mut fed = Fed { steps: 0, cancelled: false };
         while let Some(&first) = ids.first() {
             if cancel.is_cancelled() {
-                return Ok(false);
+                fed.cancelled = true;
+                break;
             }
             let done = self.decoder.prefill(self.history.len() as u32, ids);
             let mut n_tokens = self.or_forget(done)?;
@@ -411,8 +420,9 @@ impl State {
                 self.history.extend_from_slice(&ids[..n_tokens]);
             }
             ids = &ids[n_tokens..];
+            fed.steps += 1;
         }
-        Ok(true)
+        Ok(fed)
     }
 
     /// Runs a step on the token that the device chose.

@@ -175,8 +175,8 @@ impl Lane {
     }
 
     /// Brings the cache to hold exactly `ids`, and waits until it does. What it holds of them
-    /// already is not computed again. Returns the time it took.
-    pub fn prefill(&self, ids: &[u32]) -> Result<Duration, LaneError> {
+    /// already is not computed again.
+    pub fn prefill(&self, ids: &[u32]) -> Result<Prefilled, LaneError> {
         let mut state = self.lock()?;
         if !ids.is_empty() {
             state.check_prompt(ids, false)?;
@@ -184,9 +184,9 @@ impl Lane {
         state.decoder.prepare(Head::Greedy)?;
         let started = Instant::now();
         let common = state.rewind(ids, ids.len());
-        state.feed_prompt(&ids[common..], &Cancel::default())?;
+        let fed = state.feed_prompt(&ids[common..], &Cancel::default())?;
         state.read_choice()?;
-        Ok(started.elapsed())
+        Ok(Prefilled { time: started.elapsed(), steps: fed.steps })
     }
 
     /// Feeds `ids` one by one: the logits behind the last, and how likely the ids were.
@@ -250,6 +250,15 @@ impl Lane {
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, State>, LaneError> {
         self.state.lock().map_err(|_| LaneError::Poisoned)
     }
+}
+
+/// What [`Lane::prefill`] took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefilled {
+    /// Time.
+    pub time: Duration,
+    /// Steps, each of a chunk of tokens or of one.
+    pub steps: u32,
 }
 
 /// What [`Lane::evaluate`] found.

@@ -26,7 +26,7 @@ impl ModelFile {
         batch: &BatchOptions,
         progress: Progress<'_>,
     ) -> Result<BatchLane, LaneError> {
-        let mut options = options.clone();
+        let mut options = *options;
         options.plan.batch = Some(*batch);
         let tokenizer = self.tokenizer()?;
         let decoder = self.load_decoder(&options, progress)?;

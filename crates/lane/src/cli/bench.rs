@@ -12,6 +12,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{LoadArgs, open_model, print};
 
+mod batch;
+
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -26,14 +28,17 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Prompt tokens to process (0: no such row)
-    #[arg(short, default_value_t = 512, value_name = "N")]
-    p: u32,
+    #[arg(short, value_delimiter = ',', default_value = "512", value_name = "N,N…")]
+    p: Vec<u32>,
     /// Tokens to generate (0: no such row)
     #[arg(short, default_value_t = 128, value_name = "N")]
     n: u32,
     /// Tokens already in the cache
     #[arg(short, value_delimiter = ',', default_value = "0", value_name = "N,N…")]
     d: Vec<u32>,
+    /// Sequences that decode at the same time; more than one are a cache of their own
+    #[arg(short = 'B', value_delimiter = ',', default_value = "1", value_name = "N,N…", value_parser = clap::value_parser!(u32).range(1..))]
+    b: Vec<u32>,
     /// Repetitions
     #[arg(short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     r: u32,
@@ -65,12 +70,14 @@ struct Row {
     n_prompt: u32,
     n_gen: u32,
     n_depth: u32,
+    /// Sequences that decode at the same time; the rates are of all together.
+    n_parallel: u32,
     avg_ns: u64,
     stddev_ns: u64,
     avg_ts: f64,
     stddev_ts: f64,
     median_ts: f64,
-    /// Bytes of the file's weights that a token needs and its live KV bytes, over the time.
+    /// Bytes of the file's weights that a step needs and of the KV cache that is live, over the time.
     gb_per_s: f64,
     graph_nodes: usize,
     h2d_bytes_per_token: Option<u64>,
@@ -84,22 +91,28 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let load = LoadArgs { model: path.clone(), ..args.load.clone() };
     let file = open_model(path.as_deref())?;
     let (lane, model) = load.load()?;
+    let kv = lane.kv()?;
+    let slots = u64::from(kv.blocks_per_layer()) * u64::from(kv.block_size_tokens());
     let facts = Facts {
         model: args.shape.clone().unwrap_or(model),
         label: file.model.label(),
         size: file.model.matrices().map(|matrix| matrix.n_bytes()).sum(),
         n_params: file.model.n_params,
         bytes_per_token: file.model.bytes_per_token(),
+        kv_bytes_per_token: kv.total_bytes() / slots,
     };
     let mut rows = Vec::new();
     for &depth in &args.d {
-        if args.p > 0 {
-            rows.push(measure(&lane, &facts, &args, Test::Prompt(args.p), depth)?);
+        for &n in args.p.iter().filter(|&&n| n > 0) {
+            rows.push(measure(&lane, &facts, &args, Test::Prompt(n), depth)?);
         }
-        if args.n > 0 {
+        if args.n > 0 && args.b.contains(&1) {
             rows.push(measure(&lane, &facts, &args, Test::Generate(args.n), depth)?);
         }
     }
+    // Its memory is needed for many sequences.
+    drop(lane);
+    rows.extend(batch::measure(&args, &load, &facts)?);
     print(&format_rows(&rows, args.o)?)
 }
 
@@ -138,6 +151,46 @@ struct Facts {
     size: u64,
     n_params: u64,
     bytes_per_token: u64,
+    kv_bytes_per_token: u64,
+}
+
+/// How long each repetition took, in seconds.
+#[derive(Default)]
+struct Times(Vec<f64>);
+
+impl Times {
+    fn push(&mut self, time: Duration) {
+        self.0.push(time.as_secs_f64());
+    }
+
+    /// The row of a test of so many tokens, but for what only the test knows.
+    fn row(&self, facts: &Facts, backend: &str, device: &str, tokens: u32) -> Row {
+        let rates: Vec<f64> = self.0.iter().map(|time| f64::from(tokens) / time).collect();
+        let (avg_ns, stddev_ns) = mean_and_deviation(&self.0, 1e9);
+        let (avg_ts, stddev_ts) = mean_and_deviation(&rates, 1.0);
+        Row {
+            model_filename: facts.model.clone(),
+            model_type: facts.label.clone(),
+            model_size: facts.size,
+            model_n_params: facts.n_params,
+            backends: backend.to_owned(),
+            gpu_info: device.to_owned(),
+            n_prompt: 0,
+            n_gen: 0,
+            n_depth: 0,
+            n_parallel: 1,
+            avg_ns: avg_ns as u64,
+            stddev_ns: stddev_ns as u64,
+            avg_ts,
+            stddev_ts,
+            median_ts: median(&rates),
+            gb_per_s: 0.0,
+            graph_nodes: 0,
+            h2d_bytes_per_token: None,
+            d2h_bytes_per_token: None,
+            output_hash: String::new(),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -161,7 +214,7 @@ fn measure(lane: &Lane, facts: &Facts, args: &Args, test: Test, depth: u32) -> a
     );
     let before: Vec<u32> = (0..u64::from(depth)).map(token).collect();
     let mut hasher = Xxh3::new();
-    let mut times = Vec::new();
+    let (mut times, mut steps) = (Times::default(), tokens);
     // The first is for warming up.
     for repetition in 0..=u64::from(args.r) {
         let fresh = |i: u64| token((repetition + 1) << 32 | i);
@@ -170,7 +223,9 @@ fn measure(lane: &Lane, facts: &Facts, args: &Args, test: Test, depth: u32) -> a
                 lane.prefill(&before)?;
                 let prompt: Vec<u32> =
                     before.iter().copied().chain((0..u64::from(n)).map(fresh)).collect();
-                lane.prefill(&prompt)?
+                let done = lane.prefill(&prompt)?;
+                steps = done.steps;
+                done.time
             }
             Test::Generate(n) => {
                 lane.prefill(&before)?;
@@ -179,44 +234,30 @@ fn measure(lane: &Lane, facts: &Facts, args: &Args, test: Test, depth: u32) -> a
             }
         };
         if repetition > 0 {
-            times.push(time.as_secs_f64());
+            times.push(time);
         }
     }
-    let rates: Vec<f64> = times.iter().map(|time| f64::from(tokens) / time).collect();
-    let (avg_ns, stddev_ns) = mean_and_deviation(&times, 1e9);
-    let (avg_ts, stddev_ts) = mean_and_deviation(&rates, 1.0);
-    let median_ts = median(&rates);
     let live_tokens = f64::from(depth) + f64::from(tokens + 1) / 2.0;
-    let kv_bytes_per_slot = kv.total_bytes() as f64
-        / f64::from(kv.blocks_per_layer())
-        / f64::from(kv.block_size_tokens());
-    let bytes = facts.bytes_per_token as f64 + live_tokens * kv_bytes_per_slot;
+    let steps_per_token = f64::from(steps) / f64::from(tokens);
+    let bytes = facts.bytes_per_token as f64 * steps_per_token
+        + live_tokens * facts.kv_bytes_per_token as f64;
     let telemetry = lane.telemetry()?;
     let graph = telemetry.graph.context("no graph was captured")?;
     let (n_prompt, n_gen) = match test {
         Test::Prompt(n) => (n, 0),
         Test::Generate(n) => (0, n),
     };
+    let row = times.row(facts, lane.backend()?, &lane.device()?, tokens);
     Ok(Row {
-        model_filename: facts.model.clone(),
-        model_type: facts.label.clone(),
-        model_size: facts.size,
-        model_n_params: facts.n_params,
-        backends: lane.backend()?.to_owned(),
-        gpu_info: lane.device()?,
         n_prompt,
         n_gen,
         n_depth: depth,
-        avg_ns: avg_ns as u64,
-        stddev_ns: stddev_ns as u64,
-        avg_ts,
-        stddev_ts,
-        median_ts,
-        gb_per_s: bytes * median_ts / 1e9,
+        gb_per_s: bytes * row.median_ts / 1e9,
         graph_nodes: graph.nodes,
         h2d_bytes_per_token: graph.h2d_bytes_per_token,
         d2h_bytes_per_token: telemetry.d2h_bytes_per_token,
         output_hash: format!("{:016x}", hasher.digest()),
+        ..row
     })
 }
 
@@ -270,6 +311,7 @@ impl Row {
             0 => format!("pp{}", self.n_prompt),
             n => format!("tg{n}"),
         };
+        let test = if self.n_parallel > 1 { format!("{test} B={}", self.n_parallel) } else { test };
         if self.n_depth > 0 { format!("{test} @ d{}", self.n_depth) } else { test }
     }
 }
