@@ -206,7 +206,10 @@ impl MemoryPlan {
             let bytes = layout::count(gguf, model, &plan.steps).map_err(ResidencyError::from)?;
             Ok((plan, bytes))
         };
-        let wanted = context_tokens.saturating_mul(batch.max_batch);
+        let block_size = step.kv.block_size_tokens();
+        // Sequences share no block that is not full.
+        let whole_blocks = context_tokens.div_ceil(block_size).saturating_mul(block_size);
+        let wanted = whole_blocks.saturating_mul(batch.max_batch);
         let wanted = batch.ctx_total_tokens.unwrap_or(wanted);
         let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
         let (plan, bytes) = attempt(wanted)?;
@@ -218,7 +221,6 @@ impl MemoryPlan {
         if needed_bytes <= usable_bytes {
             return Ok(whole(plan, bytes));
         }
-        let block_size = step.kv.block_size_tokens();
         let fitting = most_tokens(wanted, block_size, usable_bytes, |total| {
             attempt(total).map(|(_, bytes)| bytes)
         });

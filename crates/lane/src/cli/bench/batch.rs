@@ -102,7 +102,7 @@ fn decode(engine: &mut BatchEngine, sequences: u32, hasher: &mut Xxh3) -> anyhow
                 engine.finish(ticket);
             }
         }
-        if begun == sequences && started.is_none() {
+        if begun >= sequences && started.is_none() {
             let steps = engine.scheduler().counts().decode_steps;
             started = Some((Instant::now(), steps, engine.device().h2d_bytes()));
         }
