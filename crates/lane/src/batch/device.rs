@@ -6,8 +6,8 @@ use gpu_slab::{DeviceMemory, Slab, View};
 use kernels_ptx::{SamplingPack, TokenParams};
 use kv_paged::{GroupId, PlanError, PlannerConfig, Transfer};
 
+use super::job::SchedulerOptions;
 use super::plan::{BatchPlan, step_of};
-use super::scheduler::SchedulerOptions;
 use super::step::{BatchStep, Bucket, Row, StepKind, Wanted};
 use crate::decoder::Decoder;
 use crate::residency::{ResidencyError, StepName, Telemetry};

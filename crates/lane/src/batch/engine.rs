@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use kv_paged::{Delta, PlannerReport};
 
-use super::scheduler::{Batch, Job, JobReport, Scheduler, SchedulerCounts, SubmitError, Ticket};
+use super::job::{Job, JobReport, SchedulerCounts, SubmitError, Ticket};
+use super::scheduler::{Batch, Scheduler};
 use super::step::{BatchStep, Wanted};
 use crate::residency::ResidencyError;
 use crate::sampling::Sampling;

@@ -5,6 +5,7 @@
 
 mod device;
 mod engine;
+mod job;
 mod lines;
 mod open;
 mod plan;
@@ -16,14 +17,12 @@ mod step;
 pub use device::BatchDevice;
 pub(crate) use device::Many;
 pub use engine::{Chosen, Engine, EngineError, EngineReport};
+pub use job::{Job, JobReport, Preempt, SchedulerCounts, SchedulerOptions, SubmitError, Ticket};
 pub use lines::{Line, MAX_LINE_BYTES, read_line};
 pub use open::BatchLane;
 pub(crate) use plan::most_tokens;
 pub use plan::{BatchOptions, BatchPlan};
 pub use request_line::{BadLine, DEFAULT_N_TOKENS, Prompt, RequestId, RequestLine};
-pub use scheduler::{
-    Batch, Job, JobReport, Preempt, Scheduler, SchedulerCounts, SchedulerOptions, SubmitError,
-    Ticket,
-};
+pub use scheduler::{Batch, Scheduler};
 pub use service::{Answer, AnswerTiming, Record, Refusal, Service};
 pub use step::{BatchStep, Bucket, Row, StepKind, Wanted};

@@ -8,7 +8,7 @@ use gpu_slab::Plan;
 use kernels_ptx::DeviceProfile;
 use kv_paged::{LayerGroup, PlannerConfig};
 
-use super::scheduler::{Preempt, SchedulerOptions};
+use super::job::{Preempt, SchedulerOptions};
 use super::step::{Bucket, StepKind};
 use crate::lane::LaneError;
 
@@ -143,4 +143,65 @@ pub(crate) fn most_tokens(
         if fits(middle) { good = middle } else { bad = middle }
     }
     (good > 0).then_some(good * block_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decode_graph::{ModelDims, Numerics, RopePlan};
+    use kernels_ptx::RopePairing;
+    use kv_paged::PagedKvConfig;
+
+    const DEVICE: DeviceProfile = DeviceProfile::A2000;
+
+    fn one(context_tokens: u32) -> StepPlan {
+        let dims = ModelDims {
+            n_layer: 6,
+            n_embd: 64,
+            n_head: 2,
+            n_kv_head: 1,
+            head_dim: 32,
+            n_ff: 64,
+            n_vocab: 100,
+        };
+        let kv = PagedKvConfig::new(6, 1, 32, context_tokens).unwrap();
+        let rope = RopePlan { pairing: RopePairing::Halves, n_pairs: 16, magnitude: 1.0 };
+        StepPlan::new(dims, kv, Numerics::Q8, rope, 1e-6, &DEVICE)
+    }
+
+    #[test]
+    fn layers_with_a_window_have_a_smaller_pool() {
+        let options = BatchOptions { max_batch: 4, preempt: Preempt::Swap, ..Default::default() };
+        let windows = [128, 128, 0, 128, 128, 128];
+        let plan = options.plan(&one(4096), &windows, 8192, 64, &DEVICE).unwrap();
+        let [full, sliding] = plan.scheduler.groups[..] else { panic!("{plan:?}") };
+        assert_eq!((full.layers, full.window_tokens, full.blocks), (1, None, 512 + 1));
+        assert_eq!((sliding.layers, sliding.window_tokens), (5, Some(128)));
+        // The window of 128, a chunk of 64, and the block where the window begins: for each of four.
+        assert_eq!((sliding.blocks, sliding.host_blocks), (4 * 13 + 1, 4 * 13 + 1));
+        assert_eq!((full.host_blocks, plan.scheduler.watermark_blocks), (512, 5));
+    }
+
+    #[test]
+    fn there_is_a_step_for_every_bucket() {
+        let options = BatchOptions { max_batch: 6, ..Default::default() };
+        let plan = options.plan(&one(32), &[0; 6], 100, 512, &DEVICE).unwrap();
+        let rows: Vec<(u32, u32)> =
+            plan.steps.iter().map(|step| (step.n_tokens, step.n_outputs)).collect();
+        let decode = [1, 2, 4, 8].map(|rows| (rows, rows));
+        let chunks = [1, 2, 4, 8, 16, 32].map(|rows| (rows, 1));
+        assert_eq!(rows, [&decode[..], &chunks].concat());
+        assert_eq!(plan.scheduler.chunk_tokens, 32, "no longer than the context");
+    }
+
+    #[test]
+    fn the_most_tokens_that_fit_are_whole_blocks() {
+        let bytes = |tokens: u32| -> Result<Plan, LaneError> {
+            let plan = Plan::of(|arena| arena.allocate("kv", u64::from(tokens) * 10));
+            Ok(plan.map_err(crate::residency::ResidencyError::from)?)
+        };
+        assert_eq!(most_tokens(1000, 16, 5120, bytes), Some(512));
+        assert_eq!(most_tokens(1000, 16, 100, bytes), None);
+        assert_eq!(most_tokens(40, 16, 1 << 20, bytes), Some(48));
+    }
 }

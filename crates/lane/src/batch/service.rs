@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::engine::{Chosen, Engine, EngineError};
+use super::job::{Job, JobReport, Ticket};
 use super::request_line::{Prompt, RequestId, RequestLine};
-use super::scheduler::{Job, JobReport, Ticket};
 use super::step::BatchStep;
 use crate::chat::{ChatError, ChatTemplate};
 use crate::generate::StopReason;
