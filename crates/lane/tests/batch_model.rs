@@ -177,9 +177,11 @@ impl Random {
 /// alone.
 fn soak(duration: Duration, preempt: Preempt) {
     const N_TOKENS: u32 = 24;
+    // Every chunk has one bucket, and every batch another: the same kernels for the same tokens,
+    // whatever is cached.
     let batch = BatchOptions {
         max_batch: 8,
-        min_bucket: 8,
+        min_bucket: 32,
         // Less than half of what eight sequences want at their longest.
         ctx_total_tokens: Some(320),
         preempt,
@@ -260,8 +262,8 @@ fn soak(duration: Duration, preempt: Preempt) {
         judge.near_ties,
     );
     assert!(live.is_empty() && finished > 0 && forks > 0);
-    // Chunks of 8, 16 and 32 rows with and without an end, batches of 8, and the warm-up.
-    assert!(telemetry.captures <= 3 * 2 + 1 + 1, "{} captures", telemetry.captures);
+    // Chunks with and without an end, batches, and the warm-up.
+    assert!(telemetry.captures <= 2 + 1 + 1, "{} captures", telemetry.captures);
     if duration > Duration::from_secs(20) {
         assert!(report.counts.recomputed + report.counts.swapped > 0 && report.block_moves > 0);
     }
