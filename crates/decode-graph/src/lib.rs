@@ -24,8 +24,8 @@ pub use persistent::{
     record_persistent,
 };
 pub use plan::{
-    Fusion, Head, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics, PersistentArena,
-    RopePlan, StepArena, StepPlan, WeightRef,
+    Activation, Fusion, Head, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics,
+    PersistentArena, RopePlan, StepArena, StepPlan, WeightRef,
 };
 pub use step::{RecordError, Recording, record};
 pub use telemetry::GraphTelemetry;

@@ -9,7 +9,8 @@ use q4k_soa::{LayoutId, PackedLayout, Shape};
 
 use crate::launch::{Label, Launch};
 use crate::plan::{
-    Fusion, Head, KvArena, ModelWeights, Numerics, PersistentArena, StepArena, StepPlan, WeightRef,
+    Activation, Fusion, Head, KvArena, LayerWeights, ModelWeights, Numerics, PersistentArena,
+    StepArena, StepPlan, WeightRef,
 };
 use crate::step::{RecordError, Recording, choose_and_advance, expect};
 
@@ -117,14 +118,20 @@ fn check(
     arena: &StepArena,
 ) -> Result<PersistentArena, RecordError> {
     let unsupported = |what: &str| Err(RecordError::Unsupported(what.to_owned()));
-    if plan.fusion != Fusion::Persistent {
-        return unsupported("a step of operations: record does");
-    }
-    if plan.numerics != Numerics::Q8 {
-        return unsupported("a persistent step in exact numerics");
-    }
-    if plan.head == Head::None {
-        return unsupported("a persistent step without logits");
+    let any_layer = |lacks: fn(&LayerWeights) -> bool| weights.layers.iter().any(lacks);
+    let post_norms =
+        |layer: &LayerWeights| layer.post_attn_norm.is_some() || layer.post_ffn_norm.is_some();
+    let own_frequencies = |layer: &LayerWeights| layer.inverse_frequencies.is_some();
+    let refusals = [
+        (plan.fusion != Fusion::Persistent, "a step of operations: record does"),
+        (plan.numerics != Numerics::Q8, "a persistent step in exact numerics"),
+        (plan.head == Head::None, "a persistent step without logits"),
+        (plan.activation != Activation::SwiGlu, "a persistent step with GeGLU"),
+        (any_layer(post_norms), "a persistent step with norms of what is added"),
+        (any_layer(own_frequencies), "a persistent step with rope frequencies of single layers"),
+    ];
+    if let Some((_, what)) = refusals.iter().find(|(refused, _)| *refused) {
+        return unsupported(what);
     }
     expect("tokens of a persistent step", 1, plan.n_tokens.into())?;
     expect("sequences of a persistent step", 1, plan.sequences.as_ref().map_or(1, |_| 2))?;

@@ -36,6 +36,16 @@ pub enum Fusion {
     Persistent,
 }
 
+/// How gate and up are joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `silu(gate) · up`.
+    #[default]
+    SwiGlu,
+    /// `gelu(gate) · up`, by the hyperbolic tangent.
+    GeGlu,
+}
+
 /// Dimensions of a Llama-family model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelDims {
@@ -106,6 +116,8 @@ pub struct StepPlan {
     pub norm_eps: f32,
     /// Rotary embedding.
     pub rope: RopePlan,
+    /// Feed-forward part.
+    pub activation: Activation,
     /// Factor on embedding rows.
     pub embed_scale: f32,
     /// Factor on attention scores.
@@ -137,6 +149,7 @@ impl StepPlan {
             sequences: None,
             norm_eps,
             rope,
+            activation: Activation::SwiGlu,
             embed_scale: 1.0,
             attention_scale: 1.0 / (dims.head_dim as f32).sqrt(),
             n_segments: device.attention_segments(dims.n_kv_head, kv.max_context_tokens()),
@@ -239,6 +252,12 @@ pub struct LayerWeights {
     pub up: WeightRef,
     /// `[n_embd, n_ff]`.
     pub down: WeightRef,
+    /// f32 `[n_embd]`, where what attention adds is normed.
+    pub post_attn_norm: Option<View>,
+    /// f32 `[n_embd]`, where what the feed-forward part adds is normed.
+    pub post_ffn_norm: Option<View>,
+    /// f64 `[n_pairs]`, where the layer turns by others than the model's.
+    pub inverse_frequencies: Option<View>,
     /// Tokens back that attention sees; 0: all.
     pub window: u32,
 }

@@ -9,7 +9,7 @@ use crate::batch::LayerCache;
 use crate::launch::{Label, Launch};
 use crate::plan::WeightRef;
 use crate::plan::{
-    Fusion, Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan,
+    Activation, Fusion, Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan,
 };
 
 /// Why a step cannot be recorded.
@@ -97,7 +97,8 @@ pub fn record(
     recorder.embed(weights)?;
     for (index, layer) in weights.layers.iter().enumerate() {
         recorder.layer = Some(index as u32);
-        recorder.attention(index as u32, layer, weights.inverse_frequencies)?;
+        let frequencies = layer.inverse_frequencies.unwrap_or(weights.inverse_frequencies);
+        recorder.attention(index as u32, layer, frequencies)?;
         recorder.feed_forward(layer)?;
     }
     recorder.layer = None;
@@ -135,7 +136,7 @@ enum Input {
 enum Epilogue {
     Store,
     Add(View),
-    Swiglu,
+    Glu(Activation),
 }
 
 /// Up to three matrices with one input, as numbers; 0 for those that are not there.
@@ -248,18 +249,35 @@ impl Recorder<'_> {
             self.attention_of_many(layer, &cache, inverse_frequencies)?;
         }
         let (residual, out) = (arena.hidden_a, arena.hidden_b);
-        if self.fuses(&[layer.o], tokens) {
-            return self.gemv_residual(
-                "output projection",
-                layer.o,
-                arena.attention,
-                residual,
-                out,
-            );
+        let names = ["attention output q8", "output projection", "norm after attention"];
+        self.add_to_hidden(names, layer.o, arena.attention, layer.post_attn_norm, residual, out)
+    }
+
+    /// `out = residual + w · x`, or with a norm `out = residual + norm(w · x)`.
+    fn add_to_hidden(
+        &mut self,
+        [quantise, product, add_norm]: [&'static str; 3],
+        w: WeightRef,
+        x: View,
+        norm: Option<View>,
+        residual: View,
+        out: View,
+    ) -> Result<(), RecordError> {
+        let (n_tokens, n, eps) = (self.plan.n_tokens, self.plan.dims.n_embd, self.plan.norm_eps);
+        if norm.is_none() && self.fuses(&[w], n_tokens) {
+            return self.gemv_residual(product, w, x, residual, out);
         }
-        let input = self.activation("attention output q8", arena.attention, d.q_elems())?;
-        let residual = Epilogue::Add(residual);
-        self.gemv("output projection", &[layer.o], input, None, residual, out, tokens)
+        let input = self.activation(quantise, x, w.shape.n_in)?;
+        let Some(weight) = norm else {
+            let residual = Epilogue::Add(residual);
+            return self.gemv(product, &[w], input, None, residual, out, n_tokens);
+        };
+        // Normed inputs have been read by now, so that their buffer is free.
+        let sums = self.arena.normed;
+        self.gemv(product, &[w], input, None, Epilogue::Store, sums, n_tokens)?;
+        let args = ops::rms_norm_add::Args { x: sums, weight, residual, y: out, n_tokens, n, eps };
+        launch!(self, add_norm, Kernel::RmsNormAdd, args);
+        Ok(())
     }
 
     /// Of one token: everything between the products of q, k and v and the output projection.
@@ -388,19 +406,25 @@ impl Recorder<'_> {
             expect("rows of gate or up", plan.dims.n_ff.into(), part.shape.n_out.into())?;
         }
         let (x, norm) = (arena.hidden_b, layer.ffn_norm);
-        if self.fuses(&parts, tokens) && layer.gate.weight_type == layer.up.weight_type {
+        let swiglu = plan.activation == Activation::SwiGlu;
+        let same_type = layer.gate.weight_type == layer.up.weight_type;
+        if swiglu && same_type && self.fuses(&parts, tokens) {
             self.gemv_norm_swiglu("gate and up", parts, x, norm, mid)?;
         } else {
             let input = self.norm("feed-forward norm", x, norm, tokens)?;
-            self.gemv("gate and up", &parts, input, None, Epilogue::Swiglu, mid, tokens)?;
+            self.gemv(
+                "gate and up",
+                &parts,
+                input,
+                None,
+                Epilogue::Glu(plan.activation),
+                mid,
+                tokens,
+            )?;
         }
         let (residual, out) = (arena.hidden_b, arena.hidden_a);
-        if self.fuses(&[layer.down], tokens) {
-            return self.gemv_residual("down projection", layer.down, mid, residual, out);
-        }
-        let input = self.activation("feed-forward q8", mid, plan.dims.n_ff)?;
-        let residual = Epilogue::Add(residual);
-        self.gemv("down projection", &[layer.down], input, None, residual, out, tokens)
+        let names = ["feed-forward q8", "down projection", "norm after feed-forward"];
+        self.add_to_hidden(names, layer.down, mid, layer.post_ffn_norm, residual, out)
     }
 
     fn head(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
@@ -640,13 +664,14 @@ impl Recorder<'_> {
         let Matrices { types, rows, n_in } = self.matrices(what, parts)?;
         let part = |index: usize| parts.get(index);
         let n_rows = match epilogue {
-            Epilogue::Swiglu => rows[0],
+            Epilogue::Glu(_) => rows[0],
             _ => rows.iter().sum(),
         };
         let (store, residual) = match epilogue {
             Epilogue::Add(residual) => (1, Some(residual)),
             Epilogue::Store => (0, None),
-            Epilogue::Swiglu => (2, None),
+            Epilogue::Glu(Activation::SwiGlu) => (2, None),
+            Epilogue::Glu(Activation::GeGlu) => (3, None),
         };
         /// The operations differ in their input only.
         macro_rules! gemv {
@@ -674,14 +699,24 @@ impl Recorder<'_> {
         }
         match input {
             Input::Q8 => {
-                let kernels = [Kernel::GemvQ8Store, Kernel::GemvQ8Add, Kernel::GemvQ8Swiglu];
+                let kernels = [
+                    Kernel::GemvQ8Store,
+                    Kernel::GemvQ8Add,
+                    Kernel::GemvQ8Swiglu,
+                    Kernel::GemvQ8Geglu,
+                ];
                 gemv!(gemv_q8, kernels, {
                     quants: self.arena.quants,
                     groups: self.arena.groups,
                 });
             }
             Input::F32(x) => {
-                let kernels = [Kernel::GemvF32Store, Kernel::GemvF32Add, Kernel::GemvF32Swiglu];
+                let kernels = [
+                    Kernel::GemvF32Store,
+                    Kernel::GemvF32Add,
+                    Kernel::GemvF32Swiglu,
+                    Kernel::GemvF32Geglu,
+                ];
                 gemv!(gemv_f32, kernels, { x, });
             }
         }

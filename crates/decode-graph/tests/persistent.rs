@@ -4,8 +4,8 @@
 mod persistent_model;
 
 use decode_graph::{
-    Drive, Graph, Head, HostBackend, PersistentOptions, RecordError, clear_persistent_failure,
-    persistent_failure, record, record_persistent,
+    Activation, Drive, Graph, Head, HostBackend, PersistentOptions, RecordError,
+    clear_persistent_failure, persistent_failure, record, record_persistent,
 };
 use gpu_slab::HostMemory;
 use kernels_ptx::{DeviceProfile, schedule};
@@ -144,6 +144,17 @@ fn what_it_cannot_do_is_refused() {
     pair.persistent.plan.multiprocessors = 24;
     assert!(matches!(refused(&mut pair), RecordError::Plan { .. }));
     pair.persistent.plan = good.clone();
+    pair.persistent.plan.activation = Activation::GeGlu;
+    assert!(refused(&mut pair).to_string().contains("GeGLU"));
+    pair.persistent.plan = good.clone();
+    let layers = pair.persistent.weights.layers.clone();
+    let norm = Some(layers[1].ffn_norm);
+    pair.persistent.weights.layers[1].post_ffn_norm = norm;
+    assert!(refused(&mut pair).to_string().contains("norms of what is added"));
+    pair.persistent.weights.layers.clone_from(&layers);
+    pair.persistent.weights.layers[1].inverse_frequencies = norm;
+    assert!(refused(&mut pair).to_string().contains("rope frequencies of single layers"));
+    pair.persistent.weights.layers = layers;
 
     // Weights in the other layout, either way.
     let streamed = std::mem::replace(&mut pair.persistent.weights, pair.ops.weights.clone());

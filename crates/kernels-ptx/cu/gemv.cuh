@@ -9,7 +9,17 @@ constexpr u32 GEMV_THREADS = 128;
 // Groups of 32 weights that a lane has in flight.
 constexpr u32 GEMV_UNROLL = 4;
 
-enum class Epilogue { Store, Add, Swiglu };
+enum class Epilogue { Store, Add, Swiglu, Geglu };
+
+// Whether the epilogue makes one number of the rows of two matrices.
+constexpr __device__ bool joins(Epilogue epilogue) {
+    return epilogue == Epilogue::Swiglu || epilogue == Epilogue::Geglu;
+}
+
+// By the hyperbolic tangent; 0.7978846 is the root of 2 / pi.
+__device__ __forceinline__ float gelu(float z) {
+    return 0.5f * z * (1.0f + tanhf(0.7978846f * (z + 0.044715f * z * z * z)));
+}
 
 // The matrices of a launch; their rows follow each other.
 struct Matrices {
@@ -56,7 +66,7 @@ __device__ __forceinline__ void gemv(const Matrices& matrices, const Input& inpu
     for (u32 row = warp; row < n_rows; row += n_warps) {
         for (u32 token = 0; token < outputs.n_tokens; token++) {
             float results[2];
-            for (u32 part = 0; part < (EPILOGUE == Epilogue::Swiglu ? 2 : 1); part++) {
+            for (u32 part = 0; part < (joins(EPILOGUE) ? 2 : 1); part++) {
                 const u32 matrix_row = row + part * n_rows;
                 const Matrices::Part place = matrices.part_of(matrix_row);
                 Dot dot(input, matrices.n_in, place.row, token, first);
@@ -71,6 +81,9 @@ __device__ __forceinline__ void gemv(const Matrices& matrices, const Input& inpu
             const u64 at = u64(token) * n_rows + row;
             if (EPILOGUE == Epilogue::Swiglu) {
                 result = result / (1.0f + expf(-result)) * results[1];
+            }
+            if (EPILOGUE == Epilogue::Geglu) {
+                result = gelu(result) * results[1];
             }
             if (EPILOGUE == Epilogue::Add) {
                 result += outputs.residual[at];

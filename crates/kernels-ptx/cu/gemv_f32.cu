@@ -81,3 +81,4 @@ struct F32Dot {
 GEMV_F32(gemv_f32_store, Epilogue::Store)
 GEMV_F32(gemv_f32_add, Epilogue::Add)
 GEMV_F32(gemv_f32_swiglu, Epilogue::Swiglu)
+GEMV_F32(gemv_f32_geglu, Epilogue::Geglu)

@@ -4,6 +4,7 @@
 //   gemv_q8_store    out = y
 //   gemv_q8_add      out = residual + y
 //   gemv_q8_swiglu   out = silu(y of w0) * (y of w1), silu(z) = z / (1 + e^-z)
+//   gemv_q8_geglu    out = gelu(y of w0) * (y of w1), gelu as in gemv.cuh
 //
 // A group of 32 adds d * scale_x * (scales . integer dot products) + offset * scaled_sum_x; the
 // integers are exact.
@@ -13,7 +14,7 @@
 // groups       [n_tokens][n_in / 32]
 // bias         [n_out0 + n_out1 + n_out2] or null
 // residual     [n_tokens][n_rows], of the add form
-// out          [n_tokens][n_rows]; n_rows is all rows, or those of w0 for the SwiGLU form
+// out          [n_tokens][n_rows]; n_rows is all rows, or those of w0 for the last two
 //
 // Geometry: blocks of 128 threads, a warp per row, striding. A lane takes every 32nd group, four
 // in flight; the first row's are fetched before the inputs are waited for.
@@ -108,3 +109,4 @@ struct Q8Dot {
 GEMV_Q8(gemv_q8_store, Epilogue::Store)
 GEMV_Q8(gemv_q8_add, Epilogue::Add)
 GEMV_Q8(gemv_q8_swiglu, Epilogue::Swiglu)
+GEMV_Q8(gemv_q8_geglu, Epilogue::Geglu)

@@ -50,6 +50,8 @@ kernels! {
     GatherRows = gather_rows: gather_rows v 1,
     /// RMS norm, f32 out.
     RmsNorm = rms_norm: rms_norm v 1,
+    /// RMS norm, plus residual.
+    RmsNormAdd = rms_norm_add: rms_norm_add v 1,
     /// RMS norm, q8 out.
     RmsNormQ8 = rms_norm_q8: rms_norm_q8 v 1,
     /// f32 to q8.
@@ -60,6 +62,8 @@ kernels! {
     GemvQ8Add = gemv_q8_add: gemv_q8 v 1,
     /// SwiGLU of two matrices × q8 vector.
     GemvQ8Swiglu = gemv_q8_swiglu: gemv_q8 v 1,
+    /// GeGLU of two matrices × q8 vector.
+    GemvQ8Geglu = gemv_q8_geglu: gemv_q8 v 1,
     /// RMS norm, matrices × its result in q8.
     GemvNorm = gemv_norm: gemv_norm v 1,
     /// RMS norm, SwiGLU of two matrices × its result in q8.
@@ -72,6 +76,8 @@ kernels! {
     GemvF32Add = gemv_f32_add: gemv_f32 v 1,
     /// SwiGLU of two matrices × f32 vector.
     GemvF32Swiglu = gemv_f32_swiglu: gemv_f32 v 1,
+    /// GeGLU of two matrices × f32 vector.
+    GemvF32Geglu = gemv_f32_geglu: gemv_f32 v 1,
     /// RoPE, and append to an f32 KV cache.
     RopeAppendF32 = rope_append_f32: rope_append v 2,
     /// RoPE, and append to an f16 KV cache.

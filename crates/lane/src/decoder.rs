@@ -1,6 +1,6 @@
 //! A model loaded onto a backend.
 
-use decode_graph::{Backend, Drive, Fusion, Head, ModelWeights, StepPlan, WeightRef};
+use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
 use gpu_slab::{QueuedRead, Slab, View};
 use kernels_ptx::SamplingPack;
 use q4k_soa::{LayoutId, Shape};
@@ -13,7 +13,7 @@ use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout::{self, Visit};
 use crate::memory_plan::MemoryPlan;
-use crate::model::{Model, TensorRef, VectorRef, non_finite_scales};
+use crate::model::{Model, Rope, TensorRef, VectorRef, non_finite_scales};
 use crate::residency::{Residency, ResidencyError, StepName, Telemetry, WeightSource};
 
 /// Told while weights are loaded.
@@ -53,7 +53,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self, LaneError> {
         let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
         let weights = residency.transaction(|residency| {
-            let weights = load_weights(residency, gguf, model, plan.step.fusion, progress)?;
+            let weights = load_weights(residency, gguf, model, &plan.step, progress)?;
             match &plan.batch {
                 None => {
                     residency.kv_arena(plan.step.kv, None)?;
@@ -90,19 +90,20 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// Reads, fingerprints, packs and uploads all weights of a model, as the step wants them.
+/// Reads, fingerprints, packs and uploads the weights of a model that `step` needs, as it wants
+/// them.
 pub fn load_weights<B: Backend>(
     residency: &mut Residency<B>,
     gguf: &Gguf,
     model: &Model,
-    fusion: Fusion,
+    step: &StepPlan,
     progress: Progress<'_>,
 ) -> Result<ModelWeights, LaneError> {
     let total_bytes = model.matrices().map(|matrix| matrix.n_bytes()).sum();
-    let layout = layout::layout_id(fusion);
+    let layout = layout::layout_id(step.fusion);
     let mut load =
         Load { residency, gguf, layout, progress, buffer: Vec::new(), done_bytes: 0, total_bytes };
-    let weights = layout::walk(gguf, model, &mut load)?;
+    let weights = layout::walk(gguf, model, step.kv.max_context_tokens(), &mut load)?;
     // Bytes read before a file changed and bytes read after it are not one model.
     gguf.check_unchanged()?;
     Ok(weights)
@@ -127,10 +128,11 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
 
     fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, LaneError> {
         let info = matrix.info(self.gguf);
-        self.buffer.resize(info.n_bytes() as usize, 0);
+        self.buffer.resize(matrix.n_bytes() as usize, 0);
         // One thread copies from the page cache slower than the rest of loading goes.
         self.buffer.par_chunks_mut(READ_BYTES).enumerate().try_for_each(|(index, chunk)| {
-            self.gguf.read_tensor(info, (index * READ_BYTES) as u64, chunk)
+            let at = matrix.first_byte() + (index * READ_BYTES) as u64;
+            self.gguf.read_tensor(info, at, chunk)
         })?;
         let bytes = &self.buffer;
         let scan = non_finite_scales(matrix.ty, bytes);
@@ -146,7 +148,7 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
         let layout = self.layout;
         let source = WeightSource { name, weight_type: matrix.ty, shape, layout, bytes };
         let (weight, _) = self.residency.make_resident(&source)?;
-        self.done_bytes += info.n_bytes();
+        self.done_bytes += matrix.n_bytes();
         (self.progress)(LoadProgress {
             name,
             done_bytes: self.done_bytes,
@@ -169,14 +171,18 @@ impl<B: Backend> Visit for Load<'_, '_, B> {
         Ok(self.residency.blob(blob_key(name), name, &bytes)?)
     }
 
-    fn frequencies(&mut self, model: &Model) -> Result<View, LaneError> {
-        let factors = match model.rope_freqs {
+    fn frequencies(
+        &mut self,
+        name: &str,
+        rope: &Rope,
+        factors: Option<VectorRef>,
+    ) -> Result<View, LaneError> {
+        let factors = match factors {
             Some(factors) => Some(self.gguf.tensor_to_vec(factors.info(self.gguf))?),
             None => None,
         };
         let factors: Option<Vec<f32>> = factors.map(|bytes| bytemuck::pod_collect_to_vec(&bytes));
-        let frequencies = model.config.rope.inverse_frequencies(factors.as_deref());
-        let name = layout::FREQUENCIES;
+        let frequencies = rope.inverse_frequencies(factors.as_deref());
         Ok(self.residency.blob(blob_key(name), name, bytemuck::cast_slice(&frequencies))?)
     }
 }

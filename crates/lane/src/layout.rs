@@ -6,7 +6,7 @@ use gpu_slab::{Arena, Plan, SlabError, View};
 use q4k_soa::{LayoutId, Shape};
 
 use crate::gguf::Gguf;
-use crate::model::{Model, TensorRef, VectorRef};
+use crate::model::{Model, Rope, TensorRef, VectorRef};
 use crate::residency::{allocate_weight, packed_layout};
 
 /// Takes what the walk comes past.
@@ -17,8 +17,13 @@ pub(crate) trait Visit {
     fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, Self::Error>;
     /// Vectors that become one f32 array.
     fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, Self::Error>;
-    /// The rope frequencies, `n_pairs` of them.
-    fn frequencies(&mut self, model: &Model) -> Result<View, Self::Error>;
+    /// The frequencies of a rope, `n_pairs` of them, divided by `factors`.
+    fn frequencies(
+        &mut self,
+        name: &str,
+        rope: &Rope,
+        factors: Option<VectorRef>,
+    ) -> Result<View, Self::Error>;
 }
 
 /// How matrices are packed for a step.
@@ -29,13 +34,11 @@ pub(crate) fn layout_id(fusion: Fusion) -> LayoutId {
     }
 }
 
-/// Name of the array of rope frequencies.
-pub(crate) const FREQUENCIES: &str = "rope.inverse_frequencies";
-
-/// Walks all weights of a model.
+/// Walks all weights that a model needs for a context of `context_tokens`.
 pub(crate) fn walk<V: Visit>(
     gguf: &Gguf,
     model: &Model,
+    context_tokens: u32,
     visit: &mut V,
 ) -> Result<ModelWeights, V::Error> {
     let name = |index: usize| gguf.tensors()[index].name();
@@ -43,7 +46,12 @@ pub(crate) fn walk<V: Visit>(
     let vector = |visit: &mut V, v: VectorRef| visit.vectors(name(v.index), &[v]);
 
     let embed = matrix(visit, model.embed)?;
-    let inverse_frequencies = visit.frequencies(model)?;
+    let (rope, factors) = (&model.config.rope, model.rope_factors(context_tokens));
+    let inverse_frequencies = visit.frequencies("rope.inverse_frequencies", rope, factors)?;
+    let local_rope = model.config.local_rope.as_ref();
+    let local_frequencies = local_rope
+        .map(|rope| visit.frequencies("rope.local_inverse_frequencies", rope, None))
+        .transpose()?;
     let mut layers = Vec::with_capacity(model.layers.len());
     for (index, layer) in model.layers.iter().enumerate() {
         let bias = |visit: &mut V, bias: crate::model::QkvBias| {
@@ -62,7 +70,10 @@ pub(crate) fn walk<V: Visit>(
             gate: matrix(visit, layer.gate)?,
             up: matrix(visit, layer.up)?,
             down: matrix(visit, layer.down)?,
-            window: 0,
+            post_attn_norm: layer.post_attn_norm.map(|norm| vector(visit, norm)).transpose()?,
+            post_ffn_norm: layer.post_ffn_norm.map(|norm| vector(visit, norm)).transpose()?,
+            inverse_frequencies: local_frequencies.filter(|_| layer.window_tokens > 0),
+            window: layer.window_tokens,
         });
     }
     let output_norm = vector(visit, model.output_norm)?;
@@ -98,8 +109,13 @@ impl Visit for Count<'_> {
         self.arena.allocate(name, elems * 4)
     }
 
-    fn frequencies(&mut self, model: &Model) -> Result<View, SlabError> {
-        self.arena.allocate(FREQUENCIES, u64::from(model.config.rope.dims / 2) * 8)
+    fn frequencies(
+        &mut self,
+        name: &str,
+        rope: &Rope,
+        _factors: Option<VectorRef>,
+    ) -> Result<View, SlabError> {
+        self.arena.allocate(name, u64::from(rope.dims / 2) * 8)
     }
 }
 
@@ -108,7 +124,8 @@ impl Visit for Count<'_> {
 pub(crate) fn count(gguf: &Gguf, model: &Model, steps: &[StepPlan]) -> Result<Plan, SlabError> {
     let step = &steps[0];
     Plan::of(|arena| {
-        walk(gguf, model, &mut Count { arena, layout: layout_id(step.fusion) })?;
+        let mut count = Count { arena, layout: layout_id(step.fusion) };
+        walk(gguf, model, step.kv.max_context_tokens(), &mut count)?;
         KvArena::for_plan(arena, step)?;
         StepArena::for_plans(arena, steps)
     })

@@ -11,7 +11,7 @@ use crate::batch::{BatchOptions, BatchPlan, most_tokens};
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
 use crate::layout;
-use crate::model::Model;
+use crate::model::{Activation, Layer, Model};
 use crate::residency::{Limits, ResidencyError};
 
 /// How many tokens the KV cache should hold.
@@ -46,6 +46,9 @@ impl FusionChoice {
         let streams = |ty| matches!(ty, WeightType::Q4K | WeightType::Q6K | WeightType::Q8_0);
         let suits = device.compute_capability >= PERSISTENT_CAPABILITY
             && numerics == Numerics::Q8
+            && model.config.activation == Activation::SwiGlu
+            && model.config.local_rope.is_none()
+            && !model.layers.iter().any(Layer::has_post_norms)
             && model.matrices().all(|matrix| streams(matrix.ty));
         match self {
             FusionChoice::Ops => Fusion::Ops,
@@ -318,6 +321,10 @@ fn step_plan(
     plan.embed_scale = c.embedding_scale;
     plan.fusion = options.fusion.decide(model, device, options.numerics);
     plan.attention_scale = c.attention_scale;
+    plan.activation = match c.activation {
+        Activation::SwiGlu => decode_graph::Activation::SwiGlu,
+        Activation::GeGlu => decode_graph::Activation::GeGlu,
+    };
     Ok(plan)
 }
 

@@ -121,7 +121,7 @@ fn with_own_weight(
 fn load(residency: &mut Residency<Faulty>, model: &Model) -> Result<(), lane::LaneError> {
     residency.transaction(|residency| {
         let (gguf, weights) = (&model.file.gguf, &model.file.model);
-        load_weights(residency, gguf, weights, model.plan.step.fusion, &mut |_| {})?;
+        load_weights(residency, gguf, weights, &model.plan.step, &mut |_| {})?;
         residency.kv_arena(model.plan.step.kv, None)?;
         residency.step_arena(&model.plan.step)?;
         Ok(())

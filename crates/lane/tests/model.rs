@@ -343,7 +343,7 @@ fn qwen2_has_biases_and_qwen3_head_norms() {
 #[test]
 fn gemma3_has_two_kinds_of_layers() {
     let gguf = reference_file("gemma3");
-    let model = Model::describe(&gguf).unwrap();
+    let model = Model::from_gguf(&gguf).unwrap();
     let config = &model.config;
     assert_eq!((config.activation, config.embedding_scale), (Activation::GeGlu, 8.0));
     assert_eq!(config.attention_scale, 1.0 / 32f32.sqrt());
@@ -358,7 +358,7 @@ fn gemma3_has_two_kinds_of_layers() {
     assert_eq!(layer.vectors().count(), 6);
     assert!(model.extra_tensors.is_empty());
 
-    let model = Model::describe(&reference_file("gemma3-linear")).unwrap();
+    let model = Model::from_gguf(&reference_file("gemma3-linear")).unwrap();
     assert_eq!(model.config.rope_of(1).scaling, RopeScaling::Linear { factor: 8.0 });
     assert_eq!(model.config.rope_of(0).scaling, RopeScaling::None);
     assert_eq!(model.config.rope_of(2).base, 1e4);
@@ -367,7 +367,7 @@ fn gemma3_has_two_kinds_of_layers() {
 #[test]
 fn phi3_has_matrices_that_share_a_tensor() {
     let gguf = reference_file("phi3-longrope");
-    let model = Model::describe(&gguf).unwrap();
+    let model = Model::from_gguf(&gguf).unwrap();
     let layer = model.layers[1];
     let place = |matrix: TensorRef| {
         let name = matrix.info(&gguf).name().strip_prefix("blk.1.").unwrap().to_owned();
@@ -405,10 +405,10 @@ fn files_that_may_lack_what_others_need() {
     }
     draft.tensor("blk.1.attn_qkv.weight", &[256, 512], Q4_K);
     let gguf = Gguf::from_vec(draft.bytes()).unwrap();
-    let layer = Model::describe(&gguf).unwrap().layers[1];
+    let layer = Model::from_gguf(&gguf).unwrap().layers[1];
     assert_eq!((layer.v.first_row, layer.v.n_out), (384, 128));
     draft.tensor("blk.1.attn_qkv.weight", &[256, 500], Q4_K);
-    let error = Model::describe(&Gguf::from_vec(draft.bytes()).unwrap()).unwrap_err();
+    let error = Model::from_gguf(&Gguf::from_vec(draft.bytes()).unwrap()).unwrap_err();
     assert!(matches!(error, ModelError::WrongShape { .. }), "{error}");
 
     // A bias, a norm, a set of factors too few.
@@ -420,7 +420,7 @@ fn files_that_may_lack_what_others_need() {
         draft.key("general.architecture", Val::Str(arch));
         draft
     };
-    let missing = |draft: &Draft| Model::describe(&Gguf::from_vec(draft.bytes()).unwrap());
+    let missing = |draft: &Draft| Model::from_gguf(&Gguf::from_vec(draft.bytes()).unwrap());
     let error = missing(&without("qwen2")).unwrap_err();
     assert!(error.to_string().contains("blk.0.attn_q.bias"), "{error}");
     let error = missing(&without("gemma3")).unwrap_err();

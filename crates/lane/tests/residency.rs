@@ -223,6 +223,9 @@ fn tiny_model() -> (HostResidency, StepPlan, ModelWeights) {
         gate: m(256),
         up: m(256),
         down: m(256),
+        post_attn_norm: None,
+        post_ffn_norm: None,
+        inverse_frequencies: None,
         window: 0,
     };
     let weights = ModelWeights {

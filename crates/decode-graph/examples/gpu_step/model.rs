@@ -175,6 +175,9 @@ impl Model {
                 gate: matrix(&mut slab, "gate", q4, d.n_ff, d.n_embd)?,
                 up: matrix(&mut slab, "up", q4, d.n_ff, d.n_embd)?,
                 down: matrix(&mut slab, "down", most, d.n_embd, d.n_ff)?,
+                post_attn_norm: None,
+                post_ffn_norm: None,
+                inverse_frequencies: None,
                 window: 0,
             });
         }

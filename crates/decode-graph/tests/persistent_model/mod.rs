@@ -291,6 +291,9 @@ impl<M: DeviceMemory> Pair<M> {
                     gate: part(4),
                     up: part(5),
                     down: part(6),
+                    post_attn_norm: None,
+                    post_ffn_norm: None,
+                    inverse_frequencies: None,
                     window: if layer % 2 == 1 { spec.window } else { 0 },
                 });
             }

@@ -110,6 +110,9 @@ impl<M: DeviceMemory> Tiny<M> {
                 gate: m("gate", q4, d.n_ff, d.n_embd),
                 up: m("up", q4, d.n_ff, d.n_embd),
                 down: m("down", q6, d.n_embd, d.n_ff),
+                post_attn_norm: None,
+                post_ffn_norm: None,
+                inverse_frequencies: None,
                 window: 0,
             })
             .collect();

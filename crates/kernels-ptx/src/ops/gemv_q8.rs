@@ -4,6 +4,8 @@
 //! * `gemv_q8_store`: `out = y`
 //! * `gemv_q8_add`: `out = residual + y`
 //! * `gemv_q8_swiglu`: `out = silu(y of w0) · (y of w1)`, `silu(z) = z / (1 + e^−z)`
+//! * `gemv_q8_geglu`: `out = gelu(y of w0) · (y of w1)`,
+//!   `gelu(z) = z / 2 · (1 + tanh(√(2/π) · (z + 0.044715 z³)))`
 //!
 //! Dot products of integers are exact, see [`q4k_soa::rows_dot_q8`].
 
@@ -30,7 +32,7 @@ kernel_params! {
         maybe bias: f32 [n_out0 + n_out1 + n_out2],
         /// Of the add form.
         maybe residual: f32 [n_tokens * (n_out0 + n_out1 + n_out2)],
-        /// `[n_tokens][rows]`; for the SwiGLU form rows are those of one matrix.
+        /// `[n_tokens][rows]`; for the gated forms rows are those of one matrix.
         write out: f32 [n_tokens * n_rows],
     }
     scalars {
@@ -87,6 +89,7 @@ pub(super) enum Form<'a> {
     /// `[n_tokens][n_rows]`.
     Add(&'a [f32]),
     Swiglu,
+    Geglu,
 }
 
 impl<'a> Form<'a> {
@@ -95,10 +98,18 @@ impl<'a> Form<'a> {
         match (kernel, residual) {
             (Kernel::GemvQ8Add | Kernel::GemvF32Add, Some(residual)) => Ok(Form::Add(residual)),
             (Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu, None) => Ok(Form::Swiglu),
+            (Kernel::GemvQ8Geglu | Kernel::GemvF32Geglu, None) => Ok(Form::Geglu),
             (Kernel::GemvQ8Store | Kernel::GemvF32Store, None) => Ok(Form::Store),
             _ => Err(ParamError::Mismatch { kernel: kernel.name(), param: "residual" }),
         }
     }
+}
+
+/// By the hyperbolic tangent.
+fn gelu(z: f32) -> f32 {
+    // The root of 2 / π.
+    let inner = 0.797_884_6 * (z + 0.044_715 * z * z * z);
+    0.5 * z * (1.0 + inner.tanh())
 }
 
 /// What the GEMV operations do with a row's sum.
@@ -130,7 +141,9 @@ impl Epilogue<'_> {
                     let residual = &residual[token * n_rows + first..];
                     out.iter_mut().zip(residual).for_each(|(out, residual)| *out += residual);
                 }
-                Form::Swiglu => {
+                Form::Swiglu | Form::Geglu => {
+                    let geglu = matches!(self.form, Form::Geglu);
+                    let activate = |z: f32| if geglu { gelu(z) } else { z / (1.0 + (-z).exp()) };
                     // The up half of the rows, in pieces that fit the stack.
                     let mut up = [0.0f32; 64];
                     for (index, gate) in out.chunks_mut(64).enumerate() {
@@ -139,7 +152,7 @@ impl Epilogue<'_> {
                         dot(token, first as u32..(first + up.len()) as u32, up);
                         self.add_bias(first, up);
                         for (gate, up) in gate.iter_mut().zip(up) {
-                            *gate = *gate / (1.0 + (-*gate).exp()) * *up;
+                            *gate = activate(*gate) * *up;
                         }
                     }
                 }

@@ -19,6 +19,7 @@ pub mod head;
 pub mod persistent_sm90;
 pub mod quantize_q8;
 pub mod rms_norm;
+pub mod rms_norm_add;
 pub mod rms_norm_q8;
 pub mod rope_append;
 pub mod sample;

@@ -77,15 +77,19 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::Embed => rows::embed(random),
         Kernel::GatherRows => rows::gather_rows(random),
         Kernel::RmsNorm => rows::rms_norm(random),
+        Kernel::RmsNormAdd => rows::rms_norm_add(random),
         Kernel::RmsNormQ8 => rows::rms_norm_q8(random),
         Kernel::QuantizeQ8 => rows::quantize_q8(random),
-        Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu => gemv::q8(kernel, random),
+        Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu | Kernel::GemvQ8Geglu => {
+            gemv::q8(kernel, random)
+        }
         Kernel::GemvNorm => fused::gemv_norm(random),
         Kernel::GemvNormSwiglu => fused::gemv_norm_swiglu(random),
         Kernel::GemvResidual => fused::gemv_residual(random),
-        Kernel::GemvF32Store | Kernel::GemvF32Add | Kernel::GemvF32Swiglu => {
-            gemv::f32(kernel, random)
-        }
+        Kernel::GemvF32Store
+        | Kernel::GemvF32Add
+        | Kernel::GemvF32Swiglu
+        | Kernel::GemvF32Geglu => gemv::f32(kernel, random),
         Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => kv::rope_append(kernel, random),
         Kernel::AttentionF32 | Kernel::AttentionF16 => kv::attention(kernel, random),
         Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => kv::attention_step(kernel, random),

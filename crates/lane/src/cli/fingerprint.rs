@@ -25,7 +25,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         let info = matrix.info(&file.gguf);
         let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
         let layout = PackedLayout::planes(matrix.ty, shape)?;
-        let key = fingerprint(&layout, &file.gguf.tensor_to_vec(info)?)?;
+        let mut bytes = vec![0; usize::try_from(matrix.n_bytes())?];
+        file.gguf.read_tensor(info, matrix.first_byte(), &mut bytes)?;
+        let key = fingerprint(&layout, &bytes)?;
         let line =
             format!("{key} {} {}x{} {}", matrix.ty.name(), matrix.n_out, matrix.n_in, info.name());
         match &expected {

@@ -10,7 +10,6 @@ mod error;
 mod label;
 mod rope;
 mod scales;
-mod step_support;
 mod tensors;
 mod window;
 
@@ -148,6 +147,11 @@ impl Layer {
         [self.q, self.k, self.v, self.o, self.gate, self.up, self.down]
     }
 
+    /// Whether what it adds to the hidden state is normed.
+    pub fn has_post_norms(&self) -> bool {
+        self.post_attn_norm.is_some() || self.post_ffn_norm.is_some()
+    }
+
     /// Its vectors.
     pub fn vectors(&self) -> impl Iterator<Item = VectorRef> {
         let bias = self.qkv_bias.map(|bias| [bias.q, bias.k, bias.v]);
@@ -199,17 +203,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Describes the model in `gguf`, if a decode step can compute it.
+    /// Describes the model in `gguf`.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
-        let model = Self::describe(gguf)?;
-        match model.unsupported_by_step() {
-            None => Ok(model),
-            Some(feature) => Err(ModelError::UnsupportedFeature { feature: feature.to_owned() }),
-        }
-    }
-
-    /// Describes the model in `gguf`, whether or not a decode step can compute it.
-    pub fn describe(gguf: &Gguf) -> Result<Self, ModelError> {
         let spec = architecture::of(gguf.metadata())?;
         let mut finder = tensors::Finder::new(gguf);
         let config = ModelConfig::read(gguf, spec)?;

@@ -64,7 +64,7 @@ fn shapes(swiglu: bool) -> Vec<Shape> {
 }
 
 pub(crate) fn q8(kernel: Kernel, random: &mut Random) -> Vec<Case> {
-    let swiglu = kernel == Kernel::GemvQ8Swiglu;
+    let swiglu = matches!(kernel, Kernel::GemvQ8Swiglu | Kernel::GemvQ8Geglu);
     let case = |shape: Shape| {
         let (n_in, n_tokens) = (shape.n_in, shape.n_tokens);
         let n_rows = if swiglu { shape.n_out(0) } else { shape.total() };
@@ -105,7 +105,7 @@ pub(crate) fn q8(kernel: Kernel, random: &mut Random) -> Vec<Case> {
 }
 
 pub(crate) fn f32(kernel: Kernel, random: &mut Random) -> Vec<Case> {
-    let swiglu = kernel == Kernel::GemvF32Swiglu;
+    let swiglu = matches!(kernel, Kernel::GemvF32Swiglu | Kernel::GemvF32Geglu);
     let mut shapes = shapes(swiglu);
     // Rows of floats need not be whole groups.
     for (ty, n_in) in [(WeightType::F32, 7), (WeightType::F16, 81), (WeightType::Bf16, 1)] {

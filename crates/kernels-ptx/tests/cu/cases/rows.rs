@@ -1,6 +1,6 @@
 //! Embedding, norms and quantisation.
 
-use kernels_ptx::ops::{embed, gather_rows, quantize_q8, rms_norm, rms_norm_q8};
+use kernels_ptx::ops::{embed, gather_rows, quantize_q8, rms_norm, rms_norm_add, rms_norm_q8};
 use kernels_ptx::{DeviceProfile, Kernel};
 use q4k_soa::{Q8Group, WeightType};
 
@@ -73,6 +73,26 @@ pub(crate) fn rms_norm(random: &mut Random) -> Vec<Case> {
             eps: 1e-2,
         };
         let kernel = Kernel::RmsNorm;
+        let geometry = args.geometry(&DeviceProfile::A2000);
+        b.case(kernel, format!("{n_tokens} × {n}"), args.list(kernel, Buf::len_bytes), geometry)
+    };
+    shapes.into_iter().map(case).collect()
+}
+
+pub(crate) fn rms_norm_add(random: &mut Random) -> Vec<Case> {
+    let shapes = [(1, 1), (2, 7), (1, 32), (3, 80), (1, 256), (2, 1001), (1, 4100), (2, 5120)];
+    let case = |(n_tokens, n): (u32, u32)| {
+        let mut b = Builder::default();
+        let args = rms_norm_add::Args {
+            x: b.input(&random.floats((n_tokens * n) as usize)),
+            weight: b.input(&random.floats(n as usize)),
+            residual: b.input(&random.floats((n_tokens * n) as usize)),
+            y: b.output::<f32>(n_tokens * n, Compare::F32 { per: n as usize }),
+            n_tokens,
+            n,
+            eps: 1e-2,
+        };
+        let kernel = Kernel::RmsNormAdd;
         let geometry = args.geometry(&DeviceProfile::A2000);
         b.case(kernel, format!("{n_tokens} × {n}"), args.list(kernel, Buf::len_bytes), geometry)
     };
