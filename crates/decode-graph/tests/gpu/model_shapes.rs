@@ -5,8 +5,8 @@ use decode_graph::{Backend, CudaBackend};
 use half::f16;
 use kernels_ptx::ops::{
     argmax, attention, attention_combine, attention_step, embed, gather_rows, gemv_f32, gemv_norm,
-    gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_q8,
-    rope_append, sample,
+    gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_add,
+    rms_norm_q8, rope_append, sample,
 };
 use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
 use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
@@ -83,7 +83,7 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
         match kernel {
             Kernel::Embed => cases.push(embed_case(model, device, random)),
             Kernel::GatherRows => cases.push(gather_case(model, device, random)),
-            Kernel::RmsNorm | Kernel::RmsNormQ8 => {
+            Kernel::RmsNorm | Kernel::RmsNormAdd | Kernel::RmsNormQ8 => {
                 cases.push(norm_case(kernel, model, device, random));
             }
             Kernel::QuantizeQ8 => cases.push(quantize_case(model, device, random)),
@@ -181,6 +181,12 @@ fn norm_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut 
         let args = rms_norm::Args { x, weight, y, n_tokens: 1, n, eps: 1e-5 };
         return case!(b, kernel, model.name.into(), args, device);
     }
+    if kernel == Kernel::RmsNormAdd {
+        let residual = b.input(&random.floats(n as usize));
+        let y = b.output::<f32>(n, Compare::F32 { per: n as usize });
+        let args = rms_norm_add::Args { x, weight, residual, y, n_tokens: 1, n, eps: 1e-5 };
+        return case!(b, kernel, model.name.into(), args, device);
+    }
     let quants = b.output::<i8>(n, Compare::Exact);
     let groups = b.output::<Q8Group>(n / 32, Compare::F32 { per: 1 });
     let args = rms_norm_q8::Args { x, weight, quants, groups, n_tokens: 1, n, eps: 1e-5 };
@@ -234,15 +240,21 @@ fn gemv_cases(
     random: &mut Random,
     cases: &mut Vec<Case>,
 ) {
-    let swiglu = matches!(kernel, Kernel::GemvQ8Swiglu | Kernel::GemvF32Swiglu);
+    let gated = matches!(
+        kernel,
+        Kernel::GemvQ8Swiglu | Kernel::GemvQ8Geglu | Kernel::GemvF32Swiglu | Kernel::GemvF32Geglu
+    );
     let adds = matches!(kernel, Kernel::GemvQ8Add | Kernel::GemvF32Add);
-    let q8 = matches!(kernel, Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu);
+    let q8 = matches!(
+        kernel,
+        Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu | Kernel::GemvQ8Geglu
+    );
     for Product { what, parts, n_in, bias } in products(kernel, model) {
         let part = |index: usize| parts.get(index).copied();
         let n_out = |index| part(index).map_or(0, |(_, rows)| rows);
         let ggml_type = |index| part(index).map_or(0, |(ty, _)| ty.ggml_id());
         let total = n_out(0) + n_out(1) + n_out(2);
-        let n_rows = if swiglu { n_out(0) } else { total };
+        let n_rows = if gated { n_out(0) } else { total };
         let label = format!("{} {what}, {parts:?} × {n_in}", model.name);
         let mut b = Buffers::default();
         let [w0, w1, w2] =
