@@ -1,9 +1,11 @@
 //! Every architecture, feature and weight type against a float64 program that shares no code with
 //! this one (`tools/reference`), on small synthetic files, and on a real one where it is there.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use decode_graph::Numerics;
+use lane::batch::{BatchOptions, Job};
 use lane::gguf::Gguf;
 use lane::tokenizer::{Special, Tokenizer, Vocabulary};
 use lane::{
@@ -71,6 +73,33 @@ impl Reference {
             let nll_error = (evaluation.nll_mean.unwrap() / case.nll_mean - 1.0).abs();
             assert!(nll_error < tolerance, "{}: {nll_error}", self.name);
         }
+    }
+
+    /// The same continuations in a batch: prompts in chunks, rows of several sequences, a cache in
+    /// which layers with a window keep no more than they see.
+    fn check_batch(&self) {
+        let plan =
+            PlanOptions { numerics: Numerics::Exact, chunk_tokens: 16, ..Default::default() };
+        let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
+        let batch = BatchOptions { max_batch: 4, prefix_cache: false, ..Default::default() };
+        let file = ModelFile::open(Some(&self.path)).unwrap();
+        let mut engine = file.load_batch(&options, &batch, &mut |_| {}).unwrap().engine;
+        // Each twice, so that rows are of sequences at the same and at other positions.
+        let mut expected = BTreeMap::new();
+        for case in self.cases.iter().chain(&self.cases) {
+            let job = Job { prompt: case.ids.clone(), n_tokens: case.greedy.len() as u32, salt: 0 };
+            expected.insert(engine.submit(job, Sampling::GREEDY).unwrap(), case);
+        }
+        let mut chosen = Vec::new();
+        while engine.step(&mut chosen).unwrap() {
+            for token in chosen.drain(..).filter(|token| token.is_last) {
+                let found = engine.finish(token.ticket).unwrap().tokens;
+                let case = expected.remove(&token.ticket).unwrap();
+                let sure = case.greedy_margin.iter().take_while(|&&m| m >= 0.001).count();
+                assert_eq!(found[..sure], case.greedy[..sure], "{}", self.name);
+            }
+        }
+        assert!(expected.is_empty());
     }
 
     /// Up to the first step that is nearly a tie and may fall either way in f32.
@@ -149,4 +178,9 @@ fn q8_logits_are_near_the_references() {
 #[test]
 fn exact_greedy_continuations_are_the_references() {
     references().iter().for_each(|reference| reference.check_greedy());
+}
+
+#[test]
+fn exact_greedy_continuations_in_a_batch_are_the_references() {
+    references().iter().for_each(Reference::check_batch);
 }
