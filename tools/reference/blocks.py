@@ -16,9 +16,13 @@ TYPES = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
 }
 IDS = {name: type_id for type_id, (name, _, _) in TYPES.items()}
 
@@ -132,6 +136,46 @@ def _q6_k(blocks):
     return _half(blocks, 208) * np.repeat(scales, 16, axis=1) * quants
 
 
+def _crumbs(quants):
+    """`[blocks, 256]`: byte i of 32 holds weights i, 32 + i, 64 + i, 96 + i from bit 0 up."""
+    pairs = quants.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
+    return (pairs & 3).reshape(-1, 256)
+
+
+def _q2_k(blocks):
+    scales, mins = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    scales = np.repeat(_half(blocks, 80) * scales, 16, axis=1)
+    mins = np.repeat(_half(blocks, 82) * mins, 16, axis=1)
+    return scales * _crumbs(blocks[:, 16:80]) - mins
+
+
+def _q3_k(blocks):
+    bits = blocks[:, :32].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+    quants = _crumbs(blocks[:, 32:96]).astype(np.float64) + 4 * (bits & 1).reshape(-1, 256) - 4
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    low = np.concatenate([low & 15, low >> 4], axis=1)
+    high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+    scales = (low | high << 4).astype(np.float64) - 32
+    return np.repeat(_half(blocks, 108) * scales, 16, axis=1) * quants
+
+
+_IQ4 = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64
+)
+
+
+def _iq4_nl(blocks):
+    return _half(blocks, 0) * _IQ4[_nibbles(blocks[:, 2:]).astype(int)]
+
+
+def _iq4_xs(blocks):
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    scales = _half(blocks, 0) * ((low | (high & 3) << 4).astype(np.float64) - 32)
+    values = _IQ4[_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).astype(int)]
+    return (scales[:, :, None] * values).reshape(-1, 256)
+
+
 _FORMATS = {
     "F32": _f32,
     "F16": _f16,
@@ -144,4 +188,8 @@ _FORMATS = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

@@ -19,6 +19,7 @@ GREEDY_TOKENS = 24
 MERGES = ["t h", "th e", "Ġ the", "a n", "an d", "i n", "Ġ in", "e r", "h e", "r e", "o n", "a t"]
 # What a type's rows fall back to where their length is no multiple of 256, as in real files.
 FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK |= {name: "IQ4_NL" for name in ("Q2_K", "Q3_K", "IQ4_XS")}
 
 
 class Random:
@@ -55,7 +56,7 @@ def random_rows(random, type_name, n_out, n_in, deviation):
         return (data[:, 2:] if type_name == "BF16" else data).reshape(n_out, -1)
     data = random.bytes(n * size).reshape(n, size).copy()
     # Deviation of a uniform quant of that many bits, and of a uniform 6-bit or 8-bit scale.
-    bits = {"Q4": 4, "Q5": 5, "Q6": 6, "Q8": 8}[type_name[:2]]
+    bits = {"Q2": 2, "Q3": 3, "IQ": 4, "Q4": 4, "Q5": 5, "Q6": 6, "Q8": 8}[type_name[:2]]
     unit = deviation / (2**bits / math.sqrt(12))
 
     def put(at, values):
@@ -71,6 +72,16 @@ def random_rows(random, type_name, n_out, n_in, deviation):
         data[:, 8:12] = data[:, 4:8]
         data[:, 12:16] = (data[:, 12:16] & 15) * 17
         put(2, scale * (2**bits - 1) / 2)
+    elif type_name == "Q2_K":
+        scale = unit / 8.8 * jitter
+        data[:, :16] = (data[:, :16] & 15) * 17
+        put(80, scale)
+        put(82, scale * (2**bits - 1) / 2)
+    elif type_name == "Q3_K":
+        put(108, unit / 18.5 * jitter)
+    elif type_name in ("IQ4_NL", "IQ4_XS"):
+        # The table's values are about 15 times as far apart as quants.
+        put(0, unit / 15 * jitter / (18.5 if type_name == "IQ4_XS" else 1))
     else:
         put(0, unit * jitter)
         if type_name in ("Q4_1", "Q5_1"):

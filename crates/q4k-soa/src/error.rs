@@ -75,10 +75,10 @@ pub enum Error {
         actual_bytes: u64,
     },
     /// Bytes that are not whole blocks.
-    #[error("{ty} blocks are {block_bytes} bytes; {actual_bytes} bytes leave {}", actual_bytes % u64::from(*block_bytes))]
+    #[error("{name} blocks are {block_bytes} bytes; {actual_bytes} bytes leave {}", actual_bytes % u64::from(*block_bytes))]
     PartialBlock {
-        /// The type asked for.
-        ty: WeightType,
+        /// Name of the type asked for.
+        name: &'static str,
         /// Bytes per block.
         block_bytes: u32,
         /// What was given.

@@ -13,6 +13,7 @@ mod matrix;
 pub mod matvec;
 mod pack;
 mod quantize;
+pub mod transcode;
 mod weight_type;
 
 pub use activation::{Q8Group, quantize_q8};
@@ -27,6 +28,7 @@ pub use matrix::PackedMatrix;
 pub use matvec::{matvec_f32, matvec_q8, rows_dot_f32, rows_dot_q8};
 pub use pack::{pack, pack_rows_into, pack_rows_planes, unpack, unpack_rows};
 pub use quantize::quantize;
+pub use transcode::TranscodedType;
 pub use weight_type::{WeightType, ggml_type_block, ggml_type_name};
 
 /// Weights per group: the unit that one activation scale belongs to.

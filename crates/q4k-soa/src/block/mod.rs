@@ -206,7 +206,7 @@ pub fn dequantize(ty: WeightType, source: &[u8], out: &mut [f32]) -> Result<()> 
 fn source_elems(ty: WeightType, source: &[u8]) -> Result<u64> {
     let (block_bytes, actual_bytes) = (ty.block_bytes(), source.len() as u64);
     if !actual_bytes.is_multiple_of(u64::from(block_bytes)) {
-        return Err(Error::PartialBlock { ty, block_bytes, actual_bytes });
+        return Err(Error::PartialBlock { name: ty.name(), block_bytes, actual_bytes });
     }
     Ok(actual_bytes / u64::from(block_bytes) * u64::from(ty.block_elems()))
 }

@@ -21,7 +21,11 @@ pub fn quantize(ty: WeightType, values: &[f32], out: &mut [u8]) -> Result<()> {
     let (block_elems, block_bytes) = (ty.block_elems() as usize, ty.block_bytes() as usize);
     let actual_bytes = out.len() as u64;
     if !out.len().is_multiple_of(block_bytes) {
-        return Err(Error::PartialBlock { ty, block_bytes: ty.block_bytes(), actual_bytes });
+        return Err(Error::PartialBlock {
+            name: ty.name(),
+            block_bytes: ty.block_bytes(),
+            actual_bytes,
+        });
     }
     let expected_elems = (out.len() / block_bytes) as u64 * block_elems as u64;
     if values.len() as u64 != expected_elems {
