@@ -39,7 +39,8 @@ fn gpu(test: &str) -> Option<MutexGuard<'static, CudaBackend>> {
     static GPU: OnceLock<Result<Mutex<CudaBackend>, String>> = OnceLock::new();
     let gpu = GPU.get_or_init(|| {
         let backend = CudaBackend::new(0).map_err(|error| error.to_string())?;
-        say(&format!("{}\n{}", backend.cuda_device(), backend.load_report()));
+        let report = backend.load_report().map_err(|error| error.to_string())?;
+        say(&format!("{}\n{report}", backend.cuda_device()));
         match backend.profile().compute_capability {
             0..90 => Err("the device is older than compute capability 9.0".to_owned()),
             _ => Ok(Mutex::new(backend)),

@@ -135,7 +135,7 @@ fn main() -> Result<()> {
         Ok(_) => {}
     }
     let mut backend = CudaBackend::new(0)?;
-    println!("{}; {}", backend.cuda_device(), backend.load_report());
+    println!("{}; {}", backend.cuda_device(), backend.load_report()?);
     backend.warm_up(Duration::from_millis(300))?;
     for shape in &options.shapes {
         let memory = backend.allocate_growing(backend.memory_bytes()?.0)?;
@@ -164,7 +164,7 @@ fn main() -> Result<()> {
 /// Every combination of target, trigger and grid size.
 fn vary(backend: &mut CudaBackend, model: &mut Model, options: &Options) -> Result<()> {
     let mut changes = vec![(None, Trigger::After), (Some(80), Trigger::After)];
-    if backend.load_report().target != "compute_80" {
+    if backend.load_report()?.target != "compute_80" {
         changes.splice(1..1, [(None, Trigger::Before), (None, Trigger::Never)]);
     }
     for (target, trigger) in changes {

@@ -13,7 +13,7 @@ pub(crate) fn gpu(test: &str) -> Option<MutexGuard<'static, CudaBackend>> {
         Err(error) => Err(error.message),
         Ok(_) => {
             let backend = CudaBackend::new(0).unwrap_or_else(|error| panic!("{error}"));
-            let report = backend.load_report();
+            let report = backend.load_report().unwrap_or_else(|error| panic!("{error}"));
             let mut said = format!("{}\n{report}\n", backend.cuda_device());
             for (module, target, milliseconds) in &report.modules {
                 said += &format!("  {module}.{target}: {milliseconds:.1} ms\n");

@@ -61,6 +61,7 @@ const CALLS_OF_THE_RING: [&str; 5] = [
 fn life(ballast_bytes: usize) -> Result<f32, Box<dyn std::error::Error>> {
     const N: u32 = 64;
     let mut backend = CudaBackend::new(0)?;
+    backend.load_report()?;
     backend.warm_up(std::time::Duration::ZERO)?;
     backend.memory_bytes()?;
     let mut plain = Slab::new(backend.allocate(1 << 20)?);

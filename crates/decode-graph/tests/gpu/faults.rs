@@ -50,8 +50,9 @@ fn the_device_tells_what_geometry_needs() {
     assert!((80..200).contains(&compute_capability), "{compute_capability}");
     assert!(block >= 48 << 10 && sm >= block, "{block}, {sm}");
     let target = if compute_capability >= 90 { "compute_90" } else { "compute_80" };
-    assert_eq!(gpu.load_report().target, target);
-    assert!(gpu.load_report().milliseconds > 0.0);
+    let report = gpu.load_report().unwrap();
+    assert_eq!(report.target, target);
+    assert!(report.milliseconds > 0.0);
 }
 
 /// Runs in a process of its own: the device is lost to all of it.

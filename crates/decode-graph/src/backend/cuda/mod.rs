@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gpu_slab::cuda::{CudaContext, CudaCounters, CudaMemory, CudaStream, DriverError};
 use gpu_slab::{DeviceMemory, MemoryError};
-use kernels_ptx::DeviceProfile;
+use kernels_ptx::{DeviceProfile, Kernel};
 use xxhash_rust::xxh3::Xxh3;
 
 pub use capture::{CaptureMode, CudaGraph};
@@ -20,7 +20,7 @@ pub use device::CudaDevice;
 pub use external::External;
 pub use modules::LoadReport;
 
-use self::modules::Modules;
+use self::modules::{Modules, Prefetch};
 use super::{Backend, BackendError};
 use crate::launch::{ByteRange, Launch};
 use crate::ptx;
@@ -33,19 +33,23 @@ const BACKEND: &str = "cuda";
 /// but the caller who reads. A fault of the device is found by a later call, which says what ran
 /// last; every call after it fails with the same reason, and backend and memory can be dropped.
 ///
+/// A kernel is compiled by the driver when it is first needed, its module with it, or ahead of
+/// that ([`prefetch`](CudaBackend::prefetch)). The driver forbids that to every thread while one
+/// captures with [`CaptureMode::Global`]: [`load_report`](CudaBackend::load_report) first.
+///
 /// ```no_run
 /// use decode_graph::{Backend, CudaBackend};
 /// use gpu_slab::Slab;
 ///
 /// let backend = CudaBackend::new(0)?;
-/// eprintln!("{}: {}", backend.device(), backend.load_report());
+/// eprintln!("{}: {}", backend.device(), backend.load_report()?);
 /// let slab = Slab::with_sizes(&[8 << 30], |bytes| backend.allocate(bytes))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CudaBackend {
     externals: Vec<External>,
     modules: Arc<Modules>,
-    report: LoadReport,
+    prefetch: Option<Prefetch>,
     device: CudaDevice,
     stream: CudaStream,
     mode: CaptureMode,
@@ -93,7 +97,8 @@ fn function<'a>(
     launch: &Launch<impl Sized>,
 ) -> Result<&'a modules::Function, BackendError> {
     let found = modules.function(launch.kernel);
-    found.ok_or_else(|| refusal(place(launch), "the loaded PTX has no such kernel"))
+    let found = found.ok_or_else(|| refusal(place(launch), "the PTX has no such kernel"))?;
+    found.map_err(|e| error("loading the kernels", &e))
 }
 
 /// # Safety
@@ -126,19 +131,18 @@ impl CudaBackend {
     ///
     /// # Errors
     ///
-    /// A device or driver too old for the kernels, or the driver's code.
+    /// A device or driver too old for the kernels, or the driver's code. What is wrong with a
+    /// kernel is said where it is first needed, or by [`load_report`](Self::load_report).
     pub fn on_stream(stream: CudaStream) -> Result<Self, BackendError> {
         let context = stream.context();
         let device = CudaDevice::of(context).map_err(|e| error("asking the device", &e))?;
         let selection = ptx::select(device.profile.compute_capability, device.driver_version)
             .map_err(|reason| refusal("choosing the kernels", format!("{device}: {reason}")))?;
-        let (modules, report) =
-            Modules::load(context, &selection).map_err(|e| error("loading the kernels", &e))?;
-        log::info!(target: "decode-graph", "{device}: {report}");
+        let modules = Arc::new(Modules::new(context, &selection));
         Ok(Self {
             externals: Vec::new(),
-            modules: Arc::new(modules),
-            report,
+            modules,
+            prefetch: None,
             device,
             stream,
             mode: CaptureMode::default(),
@@ -176,9 +180,19 @@ impl CudaBackend {
         &self.device
     }
 
-    /// Which PTX was loaded, and what that took.
-    pub fn load_report(&self) -> &LoadReport {
-        &self.report
+    /// Has the driver compile these kernels on a thread of its own, in that order, while memory is
+    /// allocated and written. What is needed meanwhile waits for its module alone.
+    pub fn prefetch(&mut self, kernels: &[Kernel]) {
+        self.prefetch = Some(Prefetch::start(&self.modules, kernels));
+    }
+
+    /// Loads all kernels: which PTX was chosen, and what it took.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says of a module that it cannot load.
+    pub fn load_report(&self) -> Result<LoadReport, BackendError> {
+        self.modules.report().map_err(|e| error("loading the kernels", &e))
     }
 
     /// Free and total bytes of the device, as the driver counts them now.
@@ -321,6 +335,10 @@ impl CudaBackend {
         const DURING: &str = "capture";
         self.check_stream(DURING, memory)?;
         self.make_current(DURING)?;
+        if self.mode == CaptureMode::Global {
+            // Loading is forbidden to every thread meanwhile.
+            self.load_report()?;
+        }
         if let Some(external) = self.externals.iter().find(|e| e.before > launches.len()) {
             let message = format!("{external:?} of a recording of {}", launches.len());
             return Err(refusal(DURING, message));
