@@ -1,34 +1,21 @@
 //! A model loaded onto a backend.
 
-use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan, WeightRef};
-use gpu_slab::{QueuedRead, Slab, View};
+use std::path::Path;
+use std::time::Instant;
+
+use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan};
+use gpu_slab::{QueuedRead, Slab};
 use kernels_ptx::SamplingPack;
-use q4k_soa::{LayoutId, Shape};
-use rayon::prelude::*;
 
 use crate::batch::{BatchDevice, Many, SchedulerOptions};
 use crate::decode::Decode;
 use crate::generate::token_params;
 use crate::gguf::Gguf;
 use crate::lane::LaneError;
-use crate::layout::{self, Visit};
+use crate::loading::{Progress, load_weights};
 use crate::memory_plan::MemoryPlan;
-use crate::model::{Model, Rope, TensorRef, VectorRef, non_finite_scales};
-use crate::residency::{Residency, ResidencyError, StepName, Telemetry, WeightSource};
-
-/// Told while weights are loaded.
-pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress<'_>);
-
-/// How far loading is.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadProgress<'a> {
-    /// The matrix just made resident.
-    pub name: &'a str,
-    /// Bytes of the file done.
-    pub done_bytes: u64,
-    /// Bytes of the file to do.
-    pub total_bytes: u64,
-}
+use crate::model::Model;
+use crate::residency::{Residency, ResidencyError, StepName, Telemetry};
 
 /// A resident model with its step.
 pub struct Decoder<B: Backend> {
@@ -42,18 +29,21 @@ pub struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Makes the model resident in `memory` as planned, captures the greedy step and warms up.
+    /// Makes the model resident in `memory` as planned, captures the greedy step and warms up. The
+    /// packed weights are kept in a file named `cache`, if one is named.
     pub fn load(
         backend: B,
         memory: B::Memory,
         gguf: &Gguf,
         model: &Model,
         plan: &MemoryPlan,
+        cache: Option<&Path>,
         progress: Progress<'_>,
     ) -> Result<Self, LaneError> {
+        let started = Instant::now();
         let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
         let weights = residency.transaction(|residency| {
-            let weights = load_weights(residency, gguf, model, &plan.step, progress)?;
+            let weights = load_weights(residency, gguf, model, &plan.step, cache, progress)?;
             match &plan.batch {
                 None => {
                     residency.kv_arena(plan.step.kv, None)?;
@@ -67,6 +57,7 @@ impl<B: Backend> Decoder<B> {
             Ok::<_, LaneError>(weights)
         })?;
         residency.seal();
+        let resident = Instant::now();
         let many = plan.batch.as_ref().map(|batch| Many::new(&plan.step, batch)).transpose()?;
         let mut decoder =
             Self { residency, weights, plan: plan.step.clone(), chunks: plan.chunks.clone(), many };
@@ -76,6 +67,12 @@ impl<B: Backend> Decoder<B> {
             decoder.residency.prepare_graph(&plan.step, &decoder.weights)?;
             decoder.residency.warm_up()?;
         }
+        log::info!(
+            target: "lane",
+            "weights and buffers resident in {} ms, steps ready after {} more",
+            (resident - started).as_millis(),
+            resident.elapsed().as_millis()
+        );
         Ok(decoder)
     }
 
@@ -88,108 +85,6 @@ impl<B: Backend> Decoder<B> {
     pub fn residency_mut(&mut self) -> &mut Residency<B> {
         &mut self.residency
     }
-}
-
-/// Reads, fingerprints, packs and uploads the weights of a model that `step` needs, as it wants
-/// them.
-pub fn load_weights<B: Backend>(
-    residency: &mut Residency<B>,
-    gguf: &Gguf,
-    model: &Model,
-    step: &StepPlan,
-    progress: Progress<'_>,
-) -> Result<ModelWeights, LaneError> {
-    let total_bytes = model.matrices().map(|matrix| matrix.n_bytes()).sum();
-    let layout = layout::layout_id(step.fusion);
-    let mut load =
-        Load { residency, gguf, layout, progress, buffer: Vec::new(), done_bytes: 0, total_bytes };
-    let weights = layout::walk(gguf, model, step.kv.max_context_tokens(), &mut load)?;
-    // Bytes read before a file changed and bytes read after it are not one model.
-    gguf.check_unchanged()?;
-    Ok(weights)
-}
-
-/// Bytes that one thread reads at a time.
-const READ_BYTES: usize = 4 << 20;
-
-struct Load<'a, 'p, B: Backend> {
-    residency: &'a mut Residency<B>,
-    gguf: &'a Gguf,
-    layout: LayoutId,
-    progress: Progress<'p>,
-    /// The one matrix that is held outside the slab.
-    buffer: Vec<u8>,
-    done_bytes: u64,
-    total_bytes: u64,
-}
-
-impl<B: Backend> Visit for Load<'_, '_, B> {
-    type Error = LaneError;
-
-    fn matrix(&mut self, name: &str, matrix: TensorRef) -> Result<WeightRef, LaneError> {
-        let info = matrix.info(self.gguf);
-        self.buffer.resize(matrix.n_bytes() as usize, 0);
-        // One thread copies from the page cache slower than the rest of loading goes.
-        self.buffer.par_chunks_mut(READ_BYTES).enumerate().try_for_each(|(index, chunk)| {
-            let at = matrix.first_byte() + (index * READ_BYTES) as u64;
-            self.gguf.read_tensor(info, at, chunk)
-        })?;
-        let bytes = &self.buffer;
-        let scan = non_finite_scales(matrix.ty, bytes);
-        if scan.non_finite > 0 {
-            log::warn!(
-                target: "lane",
-                "{name}: {} of {} scales are NaN or infinite",
-                scan.non_finite,
-                scan.n_scales
-            );
-        }
-        let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
-        let layout = self.layout;
-        let source = WeightSource { name, weight_type: matrix.ty, shape, layout, bytes };
-        let (weight, _) = self.residency.make_resident(&source)?;
-        self.done_bytes += matrix.n_bytes();
-        (self.progress)(LoadProgress {
-            name,
-            done_bytes: self.done_bytes,
-            total_bytes: self.total_bytes,
-        });
-        Ok(weight)
-    }
-
-    fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, LaneError> {
-        let mut bytes = Vec::new();
-        for part in parts {
-            bytes.extend(self.gguf.tensor_to_vec(part.info(self.gguf))?);
-        }
-        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
-        let wrong = values.iter().filter(|value| !value.is_finite()).count();
-        if wrong > 0 {
-            let n = values.len();
-            log::warn!(target: "lane", "{name}: {wrong} of {n} values are NaN or infinite");
-        }
-        Ok(self.residency.blob(blob_key(name), name, &bytes)?)
-    }
-
-    fn frequencies(
-        &mut self,
-        name: &str,
-        rope: &Rope,
-        factors: Option<VectorRef>,
-    ) -> Result<View, LaneError> {
-        let factors = match factors {
-            Some(factors) => Some(self.gguf.tensor_to_vec(factors.info(self.gguf))?),
-            None => None,
-        };
-        let factors: Option<Vec<f32>> = factors.map(|bytes| bytemuck::pod_collect_to_vec(&bytes));
-        let frequencies = rope.inverse_frequencies(factors.as_deref());
-        Ok(self.residency.blob(blob_key(name), name, bytemuck::cast_slice(&frequencies))?)
-    }
-}
-
-/// Blobs of a model are keyed by their tensor's name.
-fn blob_key(name: &str) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1)
 }
 
 impl<B> Decode for Decoder<B>

@@ -32,6 +32,12 @@ pub enum LaneError {
     /// A state cannot be saved or used.
     #[error(transparent)]
     State(#[from] crate::saved_state::StateError),
+    /// A step whose logits are NaN.
+    #[error("the step after {n_tokens} tokens failed: {}", ResidencyError::NotNumbers)]
+    NotNumbers {
+        /// Tokens whose logits these are.
+        n_tokens: usize,
+    },
     /// Nothing to start from.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
@@ -69,6 +75,9 @@ pub enum LaneError {
     /// The model does not fit the memory.
     #[error("{0}")]
     DoesNotFit(crate::memory_plan::DoesNotFit),
+    /// The model has weights that would be computed with as another type, and that was refused.
+    #[error("{0}; not done, as asked")]
+    Transcoding(crate::model::Transcoding),
     /// The KV cache cannot have this shape.
     #[error(transparent)]
     Kv(#[from] kv_paged::KvError),
@@ -147,8 +156,12 @@ impl State {
     /// Passes on what the decoder said; after a failure nothing is known about the cache.
     pub(crate) fn or_forget<T>(&mut self, done: Result<T, ResidencyError>) -> Result<T, LaneError> {
         done.map_err(|error| {
+            let n_tokens = self.history.len();
             self.forget();
-            error.into()
+            match error {
+                ResidencyError::NotNumbers => LaneError::NotNumbers { n_tokens },
+                error => error.into(),
+            }
         })
     }
 }

@@ -119,6 +119,44 @@ impl Visit for Count<'_> {
     }
 }
 
+/// The kernels that steps launch, in the order of their first use. Nothing needs to be resident for
+/// that; what cannot be recorded will be said when it is.
+#[cfg(cuda_backend)]
+pub(crate) fn kernels(
+    gguf: &Gguf,
+    model: &Model,
+    steps: &[StepPlan],
+    device: &kernels_ptx::DeviceProfile,
+) -> Vec<kernels_ptx::Kernel> {
+    let mut kernels = Vec::new();
+    let mut add = |kernel| {
+        if !kernels.contains(&kernel) {
+            kernels.push(kernel);
+        }
+    };
+    let counted = Plan::of(|arena| {
+        let step = &steps[0];
+        let mut count = Count { arena, layout: layout_id(step.fusion) };
+        let weights = walk(gguf, model, step.kv.max_context_tokens(), &mut count)?;
+        let kv = KvArena::for_plan(arena, step)?;
+        let buffers = StepArena::for_plans(arena, steps)?;
+        for step in steps {
+            if step.fusion == Fusion::Persistent {
+                add(kernels_ptx::Kernel::Persistent);
+                continue;
+            }
+            let recording = decode_graph::record(step, &weights, &kv, &buffers, device);
+            let launches = recording.iter().flat_map(|recording| &recording.launches);
+            launches.for_each(|launch| add(launch.kernel));
+        }
+        Ok::<_, SlabError>(())
+    });
+    if let Err(error) = counted {
+        log::debug!(target: "lane", "no kernel can be loaded ahead: {error}");
+    }
+    kernels
+}
+
 /// Counts, by name, the bytes that loading `model` for `steps` allocates: steps over one cache and
 /// one set of buffers, at least one.
 pub(crate) fn count(gguf: &Gguf, model: &Model, steps: &[StepPlan]) -> Result<Plan, SlabError> {

@@ -9,6 +9,7 @@ pub mod generate;
 pub mod gguf;
 pub mod lane;
 mod layout;
+pub mod loading;
 pub mod memory_plan;
 pub mod model;
 pub mod open;
@@ -23,6 +24,7 @@ pub mod tokenizer;
 
 pub use generate::{Cancel, DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
 pub use lane::{Lane, LaneError};
+pub use loading::CachePlace;
 pub use memory_plan::{ContextSize, FusionChoice, MemoryPlan, PlanOptions};
 pub use open::{BackendChoice, LaneOptions, ModelFile};
 pub use sampling::{Logprob, Logprobs, Penalties, Sampling};

@@ -249,7 +249,7 @@ impl MemoryPlan {
     /// Limits that let this plan in and nothing larger.
     pub fn limits(&self, model: &Model) -> Limits {
         let rows = model.matrices().map(|matrix| matrix.n_out).max().unwrap_or(0);
-        let matrix = model.matrices().map(|matrix| matrix.n_bytes()).max().unwrap_or(0);
+        let matrix = model.matrices().map(|matrix| matrix.resident_bytes()).max().unwrap_or(0);
         let vector = model.vectors().map(|vector| vector.n_bytes()).max().unwrap_or(0);
         Limits {
             max_rows: rows,

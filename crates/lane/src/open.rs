@@ -1,15 +1,18 @@
 //! From a model file to a lane: description, tokenizer, plan, backend, load.
 
-use std::path::Path;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
 
 use decode_graph::{Backend, HostBackend};
 use gpu_slab::{HostMemory, Slab};
 use kernels_ptx::DeviceProfile;
 
 use crate::decode::Decode;
-use crate::decoder::{Decoder, Progress};
+use crate::decoder::Decoder;
 use crate::gguf::Gguf;
 use crate::lane::{Lane, LaneError};
+use crate::layout;
+use crate::loading::{CachePlace, Progress};
 use crate::memory_plan::{MemoryPlan, PlanOptions};
 use crate::model::Model;
 use crate::residency::ResidencyError;
@@ -34,7 +37,7 @@ pub enum BackendChoice {
 }
 
 /// Everything that decides how a model is loaded.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LaneOptions {
     /// Backend.
     pub backend: BackendChoice,
@@ -44,6 +47,10 @@ pub struct LaneOptions {
     pub vram_reserve_bytes: Option<u64>,
     /// Context, numerics, KV type, budget. Without a budget: what the device has free.
     pub plan: PlanOptions,
+    /// Refuse models with weights that would be computed with as another type.
+    pub no_transcoding: bool,
+    /// Where the packed weights are kept, for the next start to be quicker.
+    pub cache: CachePlace,
 }
 
 /// Kept free on a GPU for the context, other programs and the driver.
@@ -95,11 +102,30 @@ impl ModelFile {
         for name in &self.model.extra_tensors {
             log::info!(target: "lane", "tensor {name} is not used");
         }
-        let tokenizer = self.tokenizer()?;
-        Ok(Lane::new(self.load_decoder(options, progress)?, tokenizer))
+        let (decoder, tokenizer) = self.load_with_tokenizer(options, progress)?;
+        Ok(Lane::new(decoder, tokenizer))
     }
 
-    pub(crate) fn load_decoder(
+    /// Loads weights and tokenizer at the same time.
+    pub(crate) fn load_with_tokenizer(
+        &self,
+        options: &LaneOptions,
+        progress: Progress<'_>,
+    ) -> Result<(Box<dyn Decode>, Tokenizer), LaneError> {
+        if let Some(transcoding) = self.model.transcoding() {
+            if options.no_transcoding {
+                return Err(LaneError::Transcoding(transcoding));
+            }
+            log::warn!(target: "lane", "{transcoding}");
+        }
+        std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| self.tokenizer());
+            let decoder = self.load_decoder(options, progress)?;
+            Ok((decoder, tokenizer.join().unwrap_or_else(|panic| resume_unwind(panic))?))
+        })
+    }
+
+    fn load_decoder(
         &self,
         options: &LaneOptions,
         progress: Progress<'_>,
@@ -130,7 +156,8 @@ impl ModelFile {
     ) -> Result<Decoder<HostBackend>, LaneError> {
         let usable_bytes = options.plan.usable_bytes.or_else(available_memory_bytes);
         let plan = self.plan(&HostBackend.profile(), usable_bytes, options)?;
-        self.load_host_as_planned(&plan, progress)
+        let cache = self.cache_path(options, &plan);
+        self.load_host_with(&plan, cache.as_deref(), progress)
     }
 
     /// Loads the model onto the CPU by a plan that may have been made for another device.
@@ -139,9 +166,24 @@ impl ModelFile {
         plan: &MemoryPlan,
         progress: Progress<'_>,
     ) -> Result<Decoder<HostBackend>, LaneError> {
+        self.load_host_with(plan, None, progress)
+    }
+
+    fn load_host_with(
+        &self,
+        plan: &MemoryPlan,
+        cache: Option<&Path>,
+        progress: Progress<'_>,
+    ) -> Result<Decoder<HostBackend>, LaneError> {
         let slab = Slab::with_sizes(&[plan.bytes.total_bytes()], HostMemory::new)
             .map_err(ResidencyError::from)?;
-        Decoder::load(HostBackend, slab.into_memory(), &self.gguf, &self.model, plan, progress)
+        let (memory, gguf, model) = (slab.into_memory(), &self.gguf, &self.model);
+        Decoder::load(HostBackend, memory, gguf, model, plan, cache, progress)
+    }
+
+    /// The file that keeps the model packed as planned, if one is to.
+    pub(crate) fn cache_path(&self, options: &LaneOptions, plan: &MemoryPlan) -> Option<PathBuf> {
+        options.cache.path(&self.gguf, layout::layout_id(plan.step.fusion))
     }
 
     pub(crate) fn plan(

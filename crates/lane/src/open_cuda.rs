@@ -1,20 +1,22 @@
 //! Loading onto an NVIDIA GPU.
 
 use crate::decode::Decode;
-use crate::decoder::Progress;
 use crate::lane::LaneError;
+use crate::loading::Progress;
 use crate::open::{LaneOptions, ModelFile};
 
 /// Where the CUDA backend is compiled in.
-#[cfg(feature = "cuda")]
+#[cfg(cuda_backend)]
 mod backend {
-    use std::time::Duration;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
 
     use decode_graph::{Backend, CudaBackend};
     use gpu_slab::Slab;
 
     use super::*;
     use crate::decoder::Decoder;
+    use crate::layout;
     use crate::memory_plan::MemoryPlan;
     use crate::open::DEFAULT_VRAM_RESERVE_BYTES;
     use crate::residency::ResidencyError;
@@ -31,9 +33,12 @@ mod backend {
             options: &LaneOptions,
             progress: Progress<'_>,
         ) -> Result<Box<dyn Decode>, LaneError> {
+            let started = Instant::now();
             let backend = open(options.device)?;
+            log::info!(target: "lane", "device opened in {} ms", started.elapsed().as_millis());
             let plan = self.plan_cuda(&backend, options)?;
-            Ok(Box::new(self.load_cuda_as_planned(backend, &plan, progress)?))
+            let cache = self.cache_path(options, &plan);
+            Ok(Box::new(self.load_cuda_with(backend, &plan, cache.as_deref(), progress)?))
         }
 
         /// Plans the model for the backend's device, within what is free on it.
@@ -55,15 +60,32 @@ mod backend {
         /// Loads the model onto the backend's device.
         pub fn load_cuda_as_planned(
             &self,
-            mut backend: CudaBackend,
+            backend: CudaBackend,
             plan: &MemoryPlan,
             progress: Progress<'_>,
         ) -> Result<Decoder<CudaBackend>, LaneError> {
+            self.load_cuda_with(backend, plan, None, progress)
+        }
+
+        fn load_cuda_with(
+            &self,
+            mut backend: CudaBackend,
+            plan: &MemoryPlan,
+            cache: Option<&Path>,
+            progress: Progress<'_>,
+        ) -> Result<Decoder<CudaBackend>, LaneError> {
+            let profile = backend.profile();
+            let steps = match &plan.batch {
+                Some(batch) => batch.steps.clone(),
+                None => plan.steps(),
+            };
+            backend.prefetch(&layout::kernels(&self.gguf, &self.model, &steps, &profile));
             backend.warm_up(WARM_UP).map_err(|error| LaneError::NoBackend(error.to_string()))?;
             let slab =
                 Slab::with_sizes(&[plan.bytes.total_bytes()], |bytes| backend.allocate(bytes))
                     .map_err(ResidencyError::from)?;
-            Decoder::load(backend, slab.into_memory(), &self.gguf, &self.model, plan, progress)
+            let (memory, gguf, model) = (slab.into_memory(), &self.gguf, &self.model);
+            Decoder::load(backend, memory, gguf, model, plan, cache, progress)
         }
     }
 
@@ -73,10 +95,10 @@ mod backend {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(cuda_backend)]
 pub use backend::open;
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(cuda_backend))]
 impl ModelFile {
     pub(crate) fn load_cuda(
         &self,

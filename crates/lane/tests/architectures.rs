@@ -57,6 +57,25 @@ impl Reference {
         Self { name, path: model, cases }
     }
 
+    /// What exact logits may be off by: rounding to f32, or to Q8_0 where a type becomes that and
+    /// loses something.
+    fn exact_tolerance(&self) -> f64 {
+        match self.name.as_str() {
+            "llama-q2_k" => 3e-2,
+            "llama-iq4_xs" => 1e-3,
+            _ => 1e-4,
+        }
+    }
+
+    /// Greedy tokens before the first that such errors could turn.
+    fn sure_tokens(&self, case: &Case) -> usize {
+        let loses = self.exact_tolerance() > 1e-4;
+        let margin = if loses { 0.3 } else { 0.001 };
+        let sure = case.greedy_margin.iter().take_while(|&&own| own >= margin).count();
+        assert!(sure > 0 || loses, "{}", self.name);
+        sure
+    }
+
     fn load(&self, numerics: Numerics) -> Lane {
         let plan = PlanOptions { numerics, ..Default::default() };
         let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
@@ -64,6 +83,7 @@ impl Reference {
     }
 
     fn check_logits(&self, numerics: Numerics, tolerance: f64) {
+        let tolerance = tolerance.max(self.exact_tolerance());
         let lane = self.load(numerics);
         for case in &self.cases {
             let evaluation = lane.evaluate(&case.ids).unwrap();
@@ -95,7 +115,7 @@ impl Reference {
             for token in chosen.drain(..).filter(|token| token.is_last) {
                 let found = engine.finish(token.ticket).unwrap().tokens;
                 let case = expected.remove(&token.ticket).unwrap();
-                let sure = case.greedy_margin.iter().take_while(|&&m| m >= 0.001).count();
+                let sure = self.sure_tokens(case);
                 assert_eq!(found[..sure], case.greedy[..sure], "{}", self.name);
             }
         }
@@ -106,8 +126,7 @@ impl Reference {
     fn check_greedy(&self) {
         let lane = self.load(Numerics::Exact);
         for case in &self.cases {
-            let sure = case.greedy_margin.iter().take_while(|&&margin| margin >= 0.001).count();
-            assert!(sure > 0);
+            let sure = self.sure_tokens(case);
             let options = GenerateOptions {
                 n_tokens: case.greedy.len() as u32,
                 sampling: Sampling::GREEDY,
@@ -137,7 +156,7 @@ fn references() -> Vec<Reference> {
         println!("skipped: {REAL}.gguf is not in target/models");
         references.retain(|reference| reference.name != REAL);
     }
-    assert!(references.len() >= 22);
+    assert!(references.len() >= 26);
     references
 }
 
@@ -147,8 +166,10 @@ fn every_architecture_and_type_has_a_file() {
     for arch in ["llama", "qwen2", "qwen3", "gemma3", "phi3"] {
         assert!(names.iter().any(|name| name.starts_with(arch)), "{arch}");
     }
-    for ty in q4k_soa::WeightType::ALL {
-        let name = format!("llama-{}", ty.name().to_lowercase());
+    let native = q4k_soa::WeightType::ALL.into_iter().map(|ty| ty.name());
+    let transcoded = q4k_soa::TranscodedType::ALL.into_iter().map(|ty| ty.name());
+    for ty in native.chain(transcoded) {
+        let name = format!("llama-{}", ty.to_lowercase());
         assert!(names.contains(&name), "{name}");
     }
 }

@@ -144,6 +144,7 @@ fn a_real_file_truncated_anywhere() {
     for end in (data_start..WHALE.len()).step_by(10_007).chain([WHALE.len() - 1]) {
         let error = Gguf::from_static(&WHALE[..end]).unwrap_err();
         assert!(matches!(error, GgufError::OutOfFile { .. }), "{end}: {error}");
+        assert!(error.to_string().contains("incomplete"), "{end}: {error}");
     }
 }
 
@@ -339,6 +340,8 @@ fn tensor_offsets() {
     assert!(matches!(with_offset(7), GgufError::Misaligned { .. }));
     assert!(matches!(with_offset(1 << 40), GgufError::OutOfFile { .. }));
     assert!(matches!(with_offset(u64::MAX - 31), GgufError::OutOfFile { .. }));
+    let error = with_offset(1 << 40).to_string();
+    assert!(error.contains("the offset is wrong") && !error.contains("incomplete"), "{error}");
     let error = with_offset(0).to_string();
     assert!(error.contains("token_embd.weight") && error.contains("overlap"), "{error}");
 }

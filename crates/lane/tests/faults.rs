@@ -6,7 +6,8 @@ use decode_graph::{Backend, Drive, HostBackend};
 use gpu_slab::testing::FailingMemory;
 use gpu_slab::{HostMemory, Slab};
 use kernels_ptx::{DeviceProfile, TokenParams};
-use lane::decoder::{Decoder, load_weights};
+use lane::decoder::Decoder;
+use lane::loading::load_weights;
 use lane::residency::{Residency, WeightSource};
 use lane::synth::{Mix, Shape};
 use lane::{MemoryPlan, ModelFile, PlanOptions};
@@ -36,7 +37,7 @@ impl Model {
         let memory = HostMemory::new(self.plan.bytes.total_bytes()).unwrap();
         let memory = fault(FailingMemory::new(memory));
         let (gguf, model) = (&self.file.gguf, &self.file.model);
-        Decoder::load(backend, memory, gguf, model, &self.plan, &mut |_| {})
+        Decoder::load(backend, memory, gguf, model, &self.plan, None, &mut |_| {})
     }
 }
 
@@ -121,7 +122,7 @@ fn with_own_weight(
 fn load(residency: &mut Residency<Faulty>, model: &Model) -> Result<(), lane::LaneError> {
     residency.transaction(|residency| {
         let (gguf, weights) = (&model.file.gguf, &model.file.model);
-        load_weights(residency, gguf, weights, &model.plan.step, &mut |_| {})?;
+        load_weights(residency, gguf, weights, &model.plan.step, None, &mut |_| {})?;
         residency.kv_arena(model.plan.step.kv, None)?;
         residency.step_arena(&model.plan.step)?;
         Ok(())

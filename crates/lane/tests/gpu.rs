@@ -1,7 +1,7 @@
 //! Whole models on a GPU. Without one, every test says that it was skipped; with
 //! `GPU_TESTS_REQUIRED=1` it fails instead.
 
-#![cfg(feature = "cuda")]
+#![cfg(cuda_backend)]
 
 #[allow(dead_code, reason = "it serves another test too")]
 mod support;

@@ -4,8 +4,8 @@ use super::device::BatchDevice;
 use super::engine::Engine;
 use super::plan::BatchOptions;
 use super::scheduler::Scheduler;
-use crate::decoder::Progress;
 use crate::lane::LaneError;
+use crate::loading::Progress;
 use crate::open::{LaneOptions, ModelFile};
 use crate::residency::ResidencyError;
 use crate::tokenizer::Tokenizer;
@@ -26,10 +26,9 @@ impl ModelFile {
         batch: &BatchOptions,
         progress: Progress<'_>,
     ) -> Result<BatchLane, LaneError> {
-        let mut options = *options;
+        let mut options = options.clone();
         options.plan.batch = Some(*batch);
-        let tokenizer = self.tokenizer()?;
-        let decoder = self.load_decoder(&options, progress)?;
+        let (decoder, tokenizer) = self.load_with_tokenizer(&options, progress)?;
         let (scheduler, device) =
             decoder.into_batch().ok_or(ResidencyError::Missing("cache of many sequences"))?;
         Ok(BatchLane { tokenizer, engine: Engine::new(device, Scheduler::new(scheduler)?) })

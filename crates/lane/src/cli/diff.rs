@@ -34,7 +34,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     compare(&args, &file, &ids).context("cannot compare the backends")
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(cuda_backend)]
 fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<()> {
     let mut options = args.load.options();
     // Inside one kernel for the whole step there is nothing to compare launch by launch.
@@ -54,7 +54,7 @@ fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<(
     ))
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(cuda_backend))]
 fn compare(_: &Args, _: &lane::ModelFile, _: &[u32]) -> anyhow::Result<()> {
     anyhow::bail!("this build has no CUDA backend")
 }

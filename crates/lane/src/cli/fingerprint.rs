@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use lane::loading::read_matrix;
 use q4k_soa::{PackedLayout, Shape, fingerprint};
 
 use super::{open_model, print, read_text};
@@ -25,9 +26,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         let info = matrix.info(&file.gguf);
         let shape = Shape { n_out: matrix.n_out, n_in: matrix.n_in };
         let layout = PackedLayout::planes(matrix.ty, shape)?;
-        let mut bytes = vec![0; usize::try_from(matrix.n_bytes())?];
-        file.gguf.read_tensor(info, matrix.first_byte(), &mut bytes)?;
-        let key = fingerprint(&layout, &bytes)?;
+        let key = fingerprint(&layout, &read_matrix(&file.gguf, &matrix)?)?;
         let line =
             format!("{key} {} {}x{} {}", matrix.ty.name(), matrix.n_out, matrix.n_in, info.name());
         match &expected {

@@ -81,6 +81,8 @@ struct Inspection {
     bytes_per_token: u64,
     tensors_by_type: BTreeMap<&'static str, TypeCount>,
     unused_tensors: Vec<String>,
+    transcoding: Option<String>,
+    tokenizer_refusal: Option<String>,
     context_tokens: Option<u32>,
     plan: Option<PlanSummary>,
     usable_bytes: Option<u64>,
@@ -204,6 +206,8 @@ impl Inspection {
             bytes_per_token,
             tensors_by_type,
             unused_tensors: file.model.extra_tensors.clone(),
+            transcoding: file.model.transcoding().map(|transcoding| transcoding.to_string()),
+            tokenizer_refusal: file.tokenizer().err().map(|error| error.to_string()),
             context_tokens: plan.map(|plan| plan.step.kv.max_context_tokens()),
             plan: plan.map(PlanSummary::new),
             usable_bytes,
@@ -252,6 +256,10 @@ impl Inspection {
         }
         if !self.unused_tensors.is_empty() {
             lines.push(format!("not used: {}", self.unused_tensors.join(", ")));
+        }
+        lines.extend(self.transcoding.clone());
+        if let Some(refusal) = &self.tokenizer_refusal {
+            lines.push(format!("no text can be generated: {refusal}"));
         }
         if let (Some(summary), Some(plan)) = (&self.plan, plan) {
             lines.push(format!(

@@ -8,7 +8,7 @@ use decode_graph::Numerics;
 use kv_paged::KvType;
 
 use lane::batch::{BatchLane, BatchOptions};
-use lane::{BackendChoice, ContextSize, FusionChoice, LaneOptions, PlanOptions};
+use lane::{BackendChoice, CachePlace, ContextSize, FusionChoice, LaneOptions, PlanOptions};
 
 mod bench;
 mod chat;
@@ -159,6 +159,12 @@ struct LoadArgs {
     /// Memory of the GPU that must stay free [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     vram_reserve: Option<ByteSize>,
+    /// Refuse a model with weights that would be computed with as another type
+    #[arg(long)]
+    no_transcode: bool,
+    /// Keep the packed weights beside the model, or in a folder: the next start only reads them
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true)]
+    cache: Option<Option<PathBuf>>,
     /// Threads of the host backend, at most one a core [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -248,6 +254,12 @@ impl LoadArgs {
                 usable_bytes: self.vram.map(|size| size.0),
                 chunk_tokens: self.chunk,
                 batch: None,
+            },
+            no_transcoding: self.no_transcode,
+            cache: match &self.cache {
+                None => CachePlace::Off,
+                Some(None) => CachePlace::Beside,
+                Some(Some(folder)) => CachePlace::Folder(folder.clone()),
             },
         }
     }

@@ -220,7 +220,7 @@ pub enum GgufError {
     /// Tensor data beyond the end of the file.
     #[error(
         "the tensor {tensor:?} needs {n_bytes} bytes from byte {offset_bytes}, \
-         but the file ends at {file_bytes}; it is incomplete, fetch it again"
+         but the file ends at {file_bytes}; {advice}"
     )]
     OutOfFile {
         /// The tensor.
@@ -231,6 +231,8 @@ pub enum GgufError {
         n_bytes: u64,
         /// The length of the file.
         file_bytes: u64,
+        /// What is probably wrong, and what to do.
+        advice: &'static str,
     },
     /// Two tensors share bytes.
     #[error(

@@ -313,13 +313,23 @@ fn place_tensors(
     if !alignment_bytes.is_power_of_two() || alignment_bytes < 8 {
         return Err(GgufError::BadAlignment { alignment_bytes });
     }
+    let data_start = header_bytes.checked_next_multiple_of(alignment_bytes);
+    // Where the data ends when the tensors lie back to back.
+    let data_end = tensors.iter().fold(data_start, |end, tensor| {
+        end?.checked_next_multiple_of(alignment_bytes)?.checked_add(tensor.n_bytes)
+    });
+    let room_for_all = data_end.is_some_and(|end| end <= file_bytes);
     let beyond = |tensor: &TensorInfo, start: Option<u64>| GgufError::OutOfFile {
         tensor: tensor.name().to_owned(),
         offset_bytes: start.unwrap_or(u64::MAX),
         n_bytes: tensor.n_bytes,
         file_bytes,
+        advice: if room_for_all {
+            "though all tensors would have room; the offset is wrong, convert the model again"
+        } else {
+            "it is incomplete, fetch it again"
+        },
     };
-    let data_start = header_bytes.checked_next_multiple_of(alignment_bytes);
     for tensor in &mut *tensors {
         if !tensor.offset_bytes.is_multiple_of(alignment_bytes) {
             return Err(GgufError::Misaligned {

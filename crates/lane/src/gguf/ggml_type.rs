@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use q4k_soa::{WeightType, ggml_type_block, ggml_type_name};
+use q4k_soa::{TranscodedType, WeightType, ggml_type_block, ggml_type_name};
 
 /// A ggml tensor type with a known name and block size; whether the engine can compute with it is
 /// [`weight_type`](Self::weight_type)'s answer.
@@ -53,6 +53,11 @@ impl GgmlType {
     /// The type as one that the engine computes with; `None` where it does not.
     pub fn weight_type(self) -> Option<WeightType> {
         WeightType::from_ggml_id(self.id)
+    }
+
+    /// The type as one that is loaded as another; `None` where it is not.
+    pub fn transcoded_type(self) -> Option<TranscodedType> {
+        TranscodedType::from_ggml_id(self.id)
     }
 }
 

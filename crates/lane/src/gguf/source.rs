@@ -55,6 +55,14 @@ impl Source {
         }
     }
 
+    /// When the file was written to last, where that is known, as it was when it was opened.
+    pub fn modified(&self) -> Option<SystemTime> {
+        match self {
+            Self::File(file) => file.modified,
+            Self::Memory(_) => None,
+        }
+    }
+
     /// Fills `out` with the bytes from `offset_bytes` on.
     pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), GgufError> {
         let beyond = || GgufError::Truncated {

@@ -11,15 +11,17 @@ mod label;
 mod rope;
 mod scales;
 mod tensors;
+mod transcoding;
 mod window;
 
-use q4k_soa::WeightType;
+use q4k_soa::{TranscodedType, WeightType};
 
 pub use architecture::{Activation, Architecture};
 pub use config::ModelConfig;
 pub use error::ModelError;
 pub use rope::{Rope, RopePairing, RopeScaling};
 pub use scales::{ScaleScan, non_finite_scales, scan_scales};
+pub use transcoding::Transcoding;
 pub use window::SlidingWindow;
 
 use crate::gguf::{Gguf, TensorInfo};
@@ -29,8 +31,10 @@ use crate::gguf::{Gguf, TensorInfo};
 pub struct TensorRef {
     /// The tensor's place in [`Gguf::tensors`].
     pub index: usize,
-    /// How its weights are stored.
+    /// How its weights are computed with.
     pub ty: WeightType,
+    /// How the file stores them, where that is another type.
+    pub stored_as: Option<TranscodedType>,
     /// The tensor's row that is the matrix's first; not 0 only where a tensor holds several
     /// matrices.
     pub first_row: u32,
@@ -48,12 +52,26 @@ impl TensorRef {
 
     /// Bytes of one row as stored.
     pub fn row_bytes(&self) -> u64 {
-        u64::from(self.n_in / self.ty.block_elems()) * u64::from(self.ty.block_bytes())
+        let (block_elems, block_bytes) = match self.stored_as {
+            Some(ty) => (ty.block_elems(), ty.block_bytes()),
+            None => (self.ty.block_elems(), self.ty.block_bytes()),
+        };
+        u64::from(self.n_in / block_elems) * u64::from(block_bytes)
     }
 
     /// Bytes of the whole matrix as stored.
     pub fn n_bytes(&self) -> u64 {
         u64::from(self.n_out) * self.row_bytes()
+    }
+
+    /// Bytes of one row in the type that it is computed with.
+    pub fn resident_row_bytes(&self) -> u64 {
+        u64::from(self.n_in / self.ty.block_elems()) * u64::from(self.ty.block_bytes())
+    }
+
+    /// Bytes of the whole matrix in that type.
+    pub fn resident_bytes(&self) -> u64 {
+        u64::from(self.n_out) * self.resident_row_bytes()
     }
 
     /// Where the matrix begins within its tensor.

@@ -3,7 +3,7 @@
 //! A NaN or an infinity among the block scales spreads over all logits. Such a file is loaded as
 //! it is, since its bytes may be wanted all the same, but the user is told.
 
-use q4k_soa::WeightType;
+use q4k_soa::{TranscodedType, WeightType};
 
 use super::TensorRef;
 use crate::gguf::{Gguf, GgufError};
@@ -17,12 +17,31 @@ pub struct ScaleScan {
     pub non_finite: u64,
 }
 
+impl ScaleScan {
+    /// Adds what was found elsewhere.
+    pub fn add(&mut self, other: Self) {
+        self.n_scales += other.n_scales;
+        self.non_finite += other.non_finite;
+    }
+}
+
 /// How a scale is stored.
 #[derive(Clone, Copy)]
 enum Float {
     F16,
     Bf16,
     F32,
+}
+
+/// Where the scales, all of them halves, are in a block of a type.
+fn transcoded_floats(ty: TranscodedType) -> &'static [usize] {
+    match ty {
+        TranscodedType::Q2K => &[80, 82],
+        TranscodedType::Q3K => &[108],
+        TranscodedType::Iq4Nl | TranscodedType::Iq4Xs => &[0],
+        // As below.
+        _ => &[],
+    }
 }
 
 /// Where the floats are in a block of a type.
@@ -42,11 +61,20 @@ fn floats(ty: WeightType) -> (Float, &'static [usize]) {
     }
 }
 
-/// Counts the scales in whole blocks of a type, and those of them that are NaN or infinite. An
-/// incomplete block at the end is not looked at.
-pub fn non_finite_scales(ty: WeightType, blocks: &[u8]) -> ScaleScan {
-    let (float, offsets) = floats(ty);
-    let blocks = blocks.chunks_exact(ty.block_bytes() as usize);
+/// Counts the scales in whole blocks of a matrix as it is stored, and those of them that are NaN or
+/// infinite. An incomplete block at the end is not looked at.
+pub fn non_finite_scales(matrix: &TensorRef, blocks: &[u8]) -> ScaleScan {
+    match matrix.stored_as {
+        Some(ty) => scan(Float::F16, transcoded_floats(ty), ty.block_bytes(), blocks),
+        None => {
+            let (float, offsets) = floats(matrix.ty);
+            scan(float, offsets, matrix.ty.block_bytes(), blocks)
+        }
+    }
+}
+
+fn scan(float: Float, offsets: &[usize], block_bytes: u32, blocks: &[u8]) -> ScaleScan {
+    let blocks = blocks.chunks_exact(block_bytes as usize);
     let n_scales = (blocks.len() * offsets.len()) as u64;
     let mut non_finite = 0;
     for block in blocks {
@@ -68,9 +96,8 @@ pub fn non_finite_scales(ty: WeightType, blocks: &[u8]) -> ScaleScan {
 /// Looks through a whole matrix, a piece at a time.
 pub fn scan_scales(gguf: &Gguf, matrix: &TensorRef) -> Result<ScaleScan, GgufError> {
     let info = matrix.info(gguf);
-    let block_bytes = u64::from(matrix.ty.block_bytes());
-    // A whole number of blocks, about a MiB.
-    let piece_bytes = ((1 << 20) / block_bytes).max(1) * block_bytes;
+    // A whole number of rows, about a MiB.
+    let piece_bytes = ((1 << 20) / matrix.row_bytes()).max(1) * matrix.row_bytes();
     let mut piece = vec![0; piece_bytes.min(matrix.n_bytes()) as usize];
     let mut scan = ScaleScan::default();
     let mut first_byte = matrix.first_byte();
@@ -78,9 +105,7 @@ pub fn scan_scales(gguf: &Gguf, matrix: &TensorRef) -> Result<ScaleScan, GgufErr
     while first_byte < end_byte {
         let n = piece_bytes.min(end_byte - first_byte) as usize;
         gguf.read_tensor(info, first_byte, &mut piece[..n])?;
-        let found = non_finite_scales(matrix.ty, &piece[..n]);
-        scan.n_scales += found.n_scales;
-        scan.non_finite += found.non_finite;
+        scan.add(non_finite_scales(matrix, &piece[..n]));
         first_byte += n as u64;
     }
     Ok(scan)
@@ -103,36 +128,48 @@ mod tests {
         }
     }
 
+    /// Name, bytes of a block, and where its floats are.
+    fn every_type() -> impl Iterator<Item = (&'static str, usize, Float, &'static [usize])> {
+        let native = WeightType::ALL.into_iter().map(|ty| {
+            let (float, offsets) = floats(ty);
+            (ty.name(), ty.block_bytes() as usize, float, offsets)
+        });
+        let transcoded = TranscodedType::ALL.into_iter();
+        native.chain(
+            transcoded.map(|ty| {
+                (ty.name(), ty.block_bytes() as usize, Float::F16, transcoded_floats(ty))
+            }),
+        )
+    }
+
     #[test]
     fn every_type_has_its_scales_looked_at() {
-        for ty in WeightType::ALL {
-            let (float, offsets) = floats(ty);
-            assert!(!offsets.is_empty(), "{ty}");
-            let block_bytes = ty.block_bytes() as usize;
+        for (name, block_bytes, float, offsets) in every_type() {
+            assert!(!offsets.is_empty(), "{name}");
+            let scan = |blocks: &[u8]| scan(float, offsets, block_bytes as u32, blocks);
             for &at in offsets {
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let mut blocks = vec![0; 3 * block_bytes];
                     put(&mut blocks[block_bytes..], float, at, bad);
-                    let scan = non_finite_scales(ty, &blocks);
-                    assert_eq!(scan.n_scales, 3 * offsets.len() as u64);
-                    assert_eq!(scan.non_finite, 1, "{ty} {bad}");
+                    let found = scan(&blocks);
+                    assert_eq!(found.n_scales, 3 * offsets.len() as u64);
+                    assert_eq!(found.non_finite, 1, "{name} {bad}");
                 }
                 let mut blocks = vec![0; block_bytes];
                 put(&mut blocks, float, at, -65504.0);
-                assert_eq!(non_finite_scales(ty, &blocks).non_finite, 0, "{ty}");
+                assert_eq!(scan(&blocks).non_finite, 0, "{name}");
             }
         }
     }
 
     #[test]
     fn quants_are_not_taken_for_scales() {
-        for ty in WeightType::ALL.into_iter().filter(|ty| ty.block_elems() > 1) {
-            let (float, offsets) = floats(ty);
-            let mut block = vec![0xff; ty.block_bytes() as usize];
+        for (name, block_bytes, float, offsets) in every_type().filter(|ty| ty.1 > 4) {
+            let mut block = vec![0xff; block_bytes];
             for &at in offsets {
                 put(&mut block, float, at, 1.0);
             }
-            assert_eq!(non_finite_scales(ty, &block).non_finite, 0, "{ty}");
+            assert_eq!(scan(float, offsets, block_bytes as u32, &block).non_finite, 0, "{name}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Finding the tensors that play the parts of a model.
 
-use q4k_soa::WeightType;
+use q4k_soa::{TranscodedType, WeightType};
 
 use super::architecture::{Presence, Spec};
 use super::config::{Keys, ModelConfig};
@@ -35,11 +35,15 @@ impl<'g> Finder<'g> {
     ) -> Result<Option<TensorRef>, ModelError> {
         let Some((index, info)) = self.find(name) else { return Ok(None) };
         check_shape(info, &[n_in.into(), n_out.into()])?;
-        let Some(ty) = info.ggml_type().weight_type() else {
-            let supported: Vec<_> = WeightType::ALL.iter().map(|ty| ty.name()).collect();
+        let stored_as = info.ggml_type().transcoded_type();
+        let ty = stored_as.map(|_| TranscodedType::TARGET).or(info.ggml_type().weight_type());
+        let Some(ty) = ty else {
+            let native = WeightType::ALL.iter().map(|ty| ty.name());
+            let transcoded = TranscodedType::ALL.iter().map(|ty| ty.name());
+            let supported: Vec<_> = native.chain(transcoded).collect();
             return Err(unsupported_type(info, supported.join(", ")));
         };
-        Ok(Some(TensorRef { index, ty, first_row: 0, n_out, n_in }))
+        Ok(Some(TensorRef { index, ty, stored_as, first_row: 0, n_out, n_in }))
     }
 
     fn matrix(&mut self, name: &str, n_out: u32, n_in: u32) -> Result<TensorRef, ModelError> {

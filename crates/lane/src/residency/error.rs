@@ -73,6 +73,9 @@ pub enum ResidencyError {
     /// Something must be resident first.
     #[error("no {0} is resident yet")]
     Missing(&'static str),
+    /// The logits are NaN.
+    #[error("the logits are no numbers: so are some weights, or the arithmetic left its range")]
+    NotNumbers,
     /// The watchdog ended a persistent step.
     #[error(transparent)]
     Persistent(#[from] PersistentFailure),

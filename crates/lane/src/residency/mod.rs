@@ -10,7 +10,7 @@ use decode_graph::{
     clear_persistent_failure, persistent_failure, record, record_persistent,
 };
 use gpu_slab::{DeviceMemory, QueuedRead, Slab, View};
-use kernels_ptx::{SamplingPack, TokenParams};
+use kernels_ptx::{MAX_CANDIDATES, SamplingPack, TokenParams};
 use kv_paged::{BlockTable, PagedKvConfig, PlannerConfig};
 use q4k_soa::Fingerprint;
 
@@ -50,6 +50,8 @@ pub struct Residency<B: Backend> {
     step: Option<(Vec<StepPlan>, StepArena)>,
     packs: HashMap<View, u64>,
     d2h_bytes_per_token: Option<u64>,
+    /// The last of the candidates that are drawn from.
+    last_candidate: u32,
 }
 
 /// Which of the steps over one cache and one set of buffers: how it ends, and its rows.
@@ -117,6 +119,7 @@ impl<B: Backend> Residency<B> {
             step: None,
             packs: HashMap::new(),
             d2h_bytes_per_token: None,
+            last_candidate: 0,
         }
     }
 
@@ -263,7 +266,9 @@ impl<B: Backend> Residency<B> {
 
     /// Uploads sampling parameters for the steps to come.
     pub fn set_sampling(&mut self, pack: &SamplingPack) -> Result<bool, ResidencyError> {
-        let view = self.arena()?.sampling;
+        let StepArena { sampling: view, logits, .. } = *self.arena()?;
+        let all = u64::from(MAX_CANDIDATES).min(logits.len_bytes() / 4) as u32;
+        self.last_candidate = if pack.top_k == 0 { all } else { pack.top_k.min(all) } - 1;
         self.upload_pack(view, bytemuck::bytes_of(pack))
     }
 
@@ -373,7 +378,20 @@ impl<B: Backend> Residency<B> {
                 return Err(ResidencyError::Persistent(failure));
             }
         }
+        self.check_number(token)?;
         Ok(token)
+    }
+
+    /// Refuses a token that was chosen among logits that are no numbers. Of such the first or the
+    /// last candidate is taken, so other tokens are not worth a read.
+    fn check_number(&mut self, token: u32) -> Result<(), ResidencyError> {
+        if token != 0 && token != self.last_candidate {
+            return Ok(());
+        }
+        let mut logit = f32::NAN;
+        let view = self.arena()?.logits;
+        self.slab.read_view(view, u64::from(token) * 4, bytemuck::bytes_of_mut(&mut logit))?;
+        if logit.is_nan() { Err(ResidencyError::NotNumbers) } else { Ok(()) }
     }
 
     /// Waits for the queued steps and reads the logits of the last one.
@@ -382,6 +400,9 @@ impl<B: Backend> Residency<B> {
         let before = self.slab.counters().d2h_bytes;
         self.slab.read_view(view, 0, bytemuck::cast_slice_mut(logits))?;
         self.d2h_bytes_per_token = Some(self.slab.counters().d2h_bytes - before);
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return Err(ResidencyError::NotNumbers);
+        }
         Ok(())
     }
 
@@ -390,8 +411,11 @@ impl<B: Backend> Residency<B> {
     /// step's parameters reset.
     pub fn warm_up(&mut self) -> Result<(), ResidencyError> {
         self.replay(Drive::Host(&[TokenParams::default()]))?;
-        self.read_token()?;
-        Ok(())
+        match self.read_token() {
+            // Whoever asks for text is told.
+            Ok(_) | Err(ResidencyError::NotNumbers) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// A copy of everything that can be watched.

@@ -1,5 +1,7 @@
 //! Resident weights (S3) and blobs (S4).
 
+use std::collections::hash_map::Entry;
+
 use decode_graph::{Backend, WeightRef};
 use gpu_slab::{Allocate, SlabError, View};
 use q4k_soa::{
@@ -87,13 +89,11 @@ impl<B: Backend> Residency<B> {
         source: &WeightSource<'_>,
     ) -> Result<(WeightRef, bool), ResidencyError> {
         let name = source.name;
-        self.check_limit(name, "rows", source.shape.n_out.into(), self.limits.max_rows.into())?;
-        let found = source.bytes.len() as u64;
-        self.check_limit(name, "bytes", found, self.limits.max_blob_bytes)?;
-        let weight_error = |source| ResidencyError::Weight { name: name.into(), source };
-        let layout =
-            packed_layout(source.layout, source.weight_type, source.shape).map_err(weight_error)?;
-        let key = fingerprint(&layout, source.bytes).map_err(weight_error)?;
+        let layout = packed_layout(source.layout, source.weight_type, source.shape)
+            .map_err(|source| ResidencyError::Weight { name: name.into(), source })?;
+        self.check_weight(name, &layout)?;
+        let key = fingerprint(&layout, source.bytes)
+            .map_err(|source| ResidencyError::Weight { name: name.into(), source })?;
         if let Some(weight) = self.weights.get(&key) {
             return Ok((*weight, false));
         }
@@ -102,15 +102,45 @@ impl<B: Backend> Residency<B> {
             upload(slab, view, &layout, source)?;
             Ok::<_, ResidencyError>(view)
         })?;
-        let weight = WeightRef {
-            view,
-            weight_type: source.weight_type,
-            shape: source.shape,
-            layout: layout.layout_id(),
-        };
-        self.weights.insert(key, weight);
-        self.resident_weight_bytes += view.len_bytes();
+        let weight = weight_ref(view, &layout);
+        self.adopt_weight(key, weight);
         Ok((weight, true))
+    }
+
+    /// Takes the room of a weight whose packed bytes come later and in pieces
+    /// ([`write_weight`](Self::write_weight)). Once they are there it is to be adopted under its
+    /// fingerprint.
+    pub(crate) fn reserve_weight(
+        &mut self,
+        name: &str,
+        layout: &PackedLayout,
+    ) -> Result<WeightRef, ResidencyError> {
+        self.check_weight(name, layout)?;
+        Ok(weight_ref(allocate_weight(&mut self.slab, name, layout)?, layout))
+    }
+
+    /// Writes packed bytes to their place in a reserved weight.
+    pub(crate) fn write_weight(
+        &mut self,
+        weight: &WeightRef,
+        offset_bytes: u64,
+        bytes: &[u8],
+    ) -> Result<(), ResidencyError> {
+        Ok(self.slab.write_view(weight.view, offset_bytes, bytes)?)
+    }
+
+    /// From now on the weight is the one with this fingerprint, unless there is one already.
+    pub(crate) fn adopt_weight(&mut self, key: Fingerprint, weight: WeightRef) {
+        if let Entry::Vacant(vacant) = self.weights.entry(key) {
+            self.resident_weight_bytes += weight.view.len_bytes();
+            vacant.insert(weight);
+        }
+    }
+
+    fn check_weight(&self, name: &str, layout: &PackedLayout) -> Result<(), ResidencyError> {
+        let (rows, limits) = (layout.shape().n_out, self.limits);
+        self.check_limit(name, "rows", rows.into(), limits.max_rows.into())?;
+        self.check_limit(name, "bytes", layout.source_bytes(), limits.max_blob_bytes)
     }
 
     /// The resident weight with this fingerprint.
@@ -152,6 +182,15 @@ impl<B: Backend> Residency<B> {
             return Ok(());
         }
         Err(ResidencyError::Limit { name: name.into(), what, found, limit })
+    }
+}
+
+fn weight_ref(view: View, layout: &PackedLayout) -> WeightRef {
+    WeightRef {
+        view,
+        weight_type: layout.weight_type(),
+        shape: layout.shape(),
+        layout: layout.layout_id(),
     }
 }
 
