@@ -3,7 +3,7 @@
 mod draft;
 
 use draft::{Draft, F16, F32, Q4_K, Val};
-use lane::gguf::Gguf;
+use lane::gguf::{GgmlType, Gguf};
 use lane::model::{
     Activation, Architecture, Model, ModelError, RopePairing, RopeScaling, TensorRef, scan_scales,
 };
@@ -221,7 +221,14 @@ fn other_architectures_are_named() {
 
 #[test]
 fn unsupported_types_are_named() {
-    for (type_id, name) in [(16, "IQ2_XXS"), (34, "TQ1_0"), (28, "F64")] {
+    let known = (0..64).filter_map(GgmlType::from_id);
+    let refused_types: Vec<GgmlType> =
+        known.filter(|ty| ty.weight_type().is_none() && ty.transcoded_type().is_none()).collect();
+    let names: Vec<_> = refused_types.iter().map(|ty| ty.name()).collect();
+    for name in ["IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "F64", "I8"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    for (type_id, name) in refused_types.iter().map(|ty| (ty.id(), ty.name())) {
         let mut draft = Draft::llama();
         draft.tensor("blk.1.ffn_up.weight", &[256, 512], type_id);
         let mut bytes = draft.bytes();
@@ -234,7 +241,8 @@ fn unsupported_types_are_named() {
         let gguf = Gguf::from_vec(bytes).unwrap();
         let message = Model::from_gguf(&gguf).unwrap_err().to_string();
         assert!(message.contains(name) && message.contains("blk.1.ffn_up.weight"), "{message}");
-        assert!(message.contains("Q4_K"), "{message}");
+        assert!(message.contains("Q4_K") && message.contains("IQ4_XS"), "{message}");
+        assert!(!message.contains('\n'), "{message}");
     }
     let error = refused(|draft| {
         draft.tensor("output_norm.weight", &[256], F16);

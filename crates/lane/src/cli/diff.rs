@@ -31,11 +31,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         ids.truncate(token + 1);
     }
     anyhow::ensure!(!ids.is_empty(), "the prompt is empty");
-    compare(&args, &file, &ids).context("cannot compare the backends")
+    print(&compare(&args, &file, &ids).context("cannot compare the backends")?)
 }
 
 #[cfg(cuda_backend)]
-fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<()> {
+fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<String> {
     let mut options = args.load.options();
     // Inside one kernel for the whole step there is nothing to compare launch by launch.
     options.plan.fusion = lane::FusionChoice::Ops;
@@ -48,13 +48,13 @@ fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<(
     if let Some(first) = found.first {
         anyhow::bail!("host and cuda differ: {first}");
     }
-    print(&format!(
+    Ok(format!(
         "{} launches agree, f32 within {:.1e} of the largest value\n",
         found.launches, found.worst
     ))
 }
 
 #[cfg(not(cuda_backend))]
-fn compare(_: &Args, _: &lane::ModelFile, _: &[u32]) -> anyhow::Result<()> {
+fn compare(_: &Args, _: &lane::ModelFile, _: &[u32]) -> anyhow::Result<String> {
     anyhow::bail!("this build has no CUDA backend")
 }
