@@ -21,6 +21,8 @@ use crate::residency::{Residency, ResidencyError, StepName, Telemetry};
 pub struct Decoder<B: Backend> {
     pub(crate) residency: Residency<B>,
     pub(crate) weights: ModelWeights,
+    /// Where prompt chunks read another layout than the step of a token.
+    chunk_weights: Option<ModelWeights>,
     pub(crate) plan: StepPlan,
     /// Steps of prompt chunks, the longest first.
     chunks: Vec<StepPlan>,
@@ -42,8 +44,14 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self, LaneError> {
         let started = Instant::now();
         let mut residency = Residency::over(backend, Slab::new(memory), plan.limits(model));
-        let weights = residency.transaction(|residency| {
+        let (weights, chunk_weights) = residency.transaction(|residency| {
             let weights = load_weights(residency, gguf, model, &plan.step, cache, progress)?;
+            let fusion = plan.step.fusion;
+            let chunk_weights = match plan.chunks.iter().find(|chunk| chunk.fusion != fusion) {
+                None => None,
+                // The file keeps the weights of one layout.
+                Some(chunk) => Some(load_weights(residency, gguf, model, chunk, None, progress)?),
+            };
             match &plan.batch {
                 None => {
                     residency.kv_arena(plan.step.kv, None)?;
@@ -54,13 +62,13 @@ impl<B: Backend> Decoder<B> {
                     residency.step_arenas(&batch.steps)?;
                 }
             }
-            Ok::<_, LaneError>(weights)
+            Ok::<_, LaneError>((weights, chunk_weights))
         })?;
         residency.seal();
         let resident = Instant::now();
         let many = plan.batch.as_ref().map(|batch| Many::new(&plan.step, batch)).transpose()?;
-        let mut decoder =
-            Self { residency, weights, plan: plan.step.clone(), chunks: plan.chunks.clone(), many };
+        let (step, chunks) = (plan.step.clone(), plan.chunks.clone());
+        let mut decoder = Self { residency, weights, chunk_weights, plan: step, chunks, many };
         if decoder.many.is_some() {
             decoder.warm_up_batch()?;
         } else {
@@ -137,7 +145,8 @@ where
         let Some(chunk) = self.chunks.iter().find(fits) else { return Ok(0) };
         let n_tokens = chunk.n_tokens as usize;
         if !self.residency.use_graph(StepName::from(chunk)) {
-            self.residency.prepare_graph(chunk, &self.weights)?;
+            let weights = self.chunk_weights.as_ref().unwrap_or(&self.weights);
+            self.residency.prepare_graph(chunk, weights)?;
         }
         let params: Vec<_> = (position..)
             .zip(&ids[..n_tokens])
@@ -169,7 +178,7 @@ where
     }
 
     fn fingerprint(&self) -> u64 {
-        self.residency.fingerprint()
+        self.residency.fingerprint(self.weights.output.layout)
     }
 
     fn read_cache(&mut self, n_tokens: u32) -> Result<Vec<u8>, ResidencyError> {

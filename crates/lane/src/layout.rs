@@ -1,6 +1,8 @@
 //! What a model makes resident, in order: one walk for planning and for loading, so that the
 //! plan of bytes is the bytes.
 
+use std::collections::HashMap;
+
 use decode_graph::{Fusion, KvArena, LayerWeights, ModelWeights, StepArena, StepPlan, WeightRef};
 use gpu_slab::{Arena, Plan, SlabError, View};
 use q4k_soa::{LayoutId, Shape};
@@ -81,10 +83,34 @@ pub(crate) fn walk<V: Visit>(
     Ok(ModelWeights { embed, inverse_frequencies, layers, output_norm, output })
 }
 
+/// The layouts that steps read weights in, the first step's first.
+pub(crate) fn layout_ids(steps: &[StepPlan]) -> Vec<LayoutId> {
+    let mut ids = Vec::new();
+    for id in steps.iter().map(|step| layout_id(step.fusion)) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
 /// Only takes the room.
 struct Count<'a> {
     arena: &'a mut Arena,
     layout: LayoutId,
+    /// What is not packed is there once, whatever the layouts.
+    small: &'a mut HashMap<String, View>,
+}
+
+impl Count<'_> {
+    fn small(&mut self, name: &str, len_bytes: u64) -> Result<View, SlabError> {
+        if let Some(view) = self.small.get(name) {
+            return Ok(*view);
+        }
+        let view = self.arena.allocate(name, len_bytes)?;
+        self.small.insert(name.to_owned(), view);
+        Ok(view)
+    }
 }
 
 impl Visit for Count<'_> {
@@ -106,7 +132,7 @@ impl Visit for Count<'_> {
 
     fn vectors(&mut self, name: &str, parts: &[VectorRef]) -> Result<View, SlabError> {
         let elems: u64 = parts.iter().map(|part| u64::from(part.n_elems)).sum();
-        self.arena.allocate(name, elems * 4)
+        self.small(name, elems * 4)
     }
 
     fn frequencies(
@@ -115,7 +141,7 @@ impl Visit for Count<'_> {
         rope: &Rope,
         _factors: Option<VectorRef>,
     ) -> Result<View, SlabError> {
-        self.arena.allocate(name, u64::from(rope.dims / 2) * 8)
+        self.small(name, u64::from(rope.dims / 2) * 8)
     }
 }
 
@@ -135,17 +161,14 @@ pub(crate) fn kernels(
         }
     };
     let counted = Plan::of(|arena| {
-        let step = &steps[0];
-        let mut count = Count { arena, layout: layout_id(step.fusion) };
-        let weights = walk(gguf, model, step.kv.max_context_tokens(), &mut count)?;
-        let kv = KvArena::for_plan(arena, step)?;
-        let buffers = StepArena::for_plans(arena, steps)?;
+        let (weights, kv, buffers) = take_room(arena, gguf, model, steps)?;
         for step in steps {
             if step.fusion == Fusion::Persistent {
                 add(kernels_ptx::Kernel::Persistent);
                 continue;
             }
-            let recording = decode_graph::record(step, &weights, &kv, &buffers, device);
+            let weights = &weights[&layout_id(step.fusion)];
+            let recording = decode_graph::record(step, weights, &kv, &buffers, device);
             let launches = recording.iter().flat_map(|recording| &recording.launches);
             launches.for_each(|launch| add(launch.kernel));
         }
@@ -160,11 +183,22 @@ pub(crate) fn kernels(
 /// Counts, by name, the bytes that loading `model` for `steps` allocates: steps over one cache and
 /// one set of buffers, at least one.
 pub(crate) fn count(gguf: &Gguf, model: &Model, steps: &[StepPlan]) -> Result<Plan, SlabError> {
-    let step = &steps[0];
-    Plan::of(|arena| {
-        let mut count = Count { arena, layout: layout_id(step.fusion) };
-        walk(gguf, model, step.kv.max_context_tokens(), &mut count)?;
-        KvArena::for_plan(arena, step)?;
-        StepArena::for_plans(arena, steps)
-    })
+    Plan::of(|arena| take_room(arena, gguf, model, steps))
+}
+
+/// Everything that is allocated for steps, in the order in which it is.
+fn take_room(
+    arena: &mut Arena,
+    gguf: &Gguf,
+    model: &Model,
+    steps: &[StepPlan],
+) -> Result<(HashMap<LayoutId, ModelWeights>, KvArena, StepArena), SlabError> {
+    let (mut weights, mut small) = (HashMap::new(), HashMap::new());
+    for layout in layout_ids(steps) {
+        let mut count = Count { arena, layout, small: &mut small };
+        let context_tokens = steps[0].kv.max_context_tokens();
+        weights.insert(layout, walk(gguf, model, context_tokens, &mut count)?);
+    }
+    let kv = KvArena::for_plan(arena, &steps[0])?;
+    Ok((weights, kv, StepArena::for_plans(arena, steps)?))
 }

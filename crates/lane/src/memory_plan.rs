@@ -76,6 +76,10 @@ pub struct PlanOptions {
     pub usable_bytes: Option<u64>,
     /// Tokens of a prompt that one step computes at most.
     pub chunk_tokens: u32,
+    /// Whether weights may be resident in two layouts, where there is room for both: a persistent
+    /// step reads another than prompt chunks do, and without the second its prompts are computed
+    /// token by token.
+    pub two_layouts: bool,
     /// Many sequences in one cache; `None`: one sequence owns it.
     pub batch: Option<BatchOptions>,
 }
@@ -89,6 +93,7 @@ impl Default for PlanOptions {
             kv_type: None,
             usable_bytes: None,
             chunk_tokens: DEFAULT_CHUNK_TOKENS,
+            two_layouts: false,
             batch: None,
         }
     }
@@ -163,16 +168,26 @@ impl MemoryPlan {
         if let Some(batch) = &options.batch {
             return Self::of_batch(gguf, model, device, options, batch, wanted);
         }
-        let attempt = |tokens: u32| -> Result<Self, LaneError> {
+        let attempt = |tokens: u32, two_layouts: bool| -> Result<Self, LaneError> {
             let step = step_plan(model, device, options, tokens)?;
-            let chunks = chunk_plans(&step, options.chunk_tokens, device);
+            let chunks = match step.fusion == Fusion::Ops || two_layouts {
+                true => chunk_plans(&step, options.chunk_tokens, device),
+                false => Vec::new(),
+            };
             let steps = all_steps(&step, &chunks);
             let bytes = layout::count(gguf, model, &steps).map_err(ResidencyError::from)?;
             let shrunk_from = (tokens < wanted).then_some(wanted);
             Ok(Self { step, chunks, bytes, shrunk_from, batch: None })
         };
-        let plan = attempt(wanted)?;
         let usable_bytes = options.usable_bytes.unwrap_or(u64::MAX);
+        if options.two_layouts {
+            let plan = attempt(wanted, true)?;
+            if plan.bytes.total_bytes() <= usable_bytes {
+                return Ok(plan);
+            }
+        }
+        let attempt = |tokens: u32| attempt(tokens, false);
+        let plan = attempt(wanted)?;
         let needed_bytes = plan.bytes.total_bytes();
         if needed_bytes <= usable_bytes {
             return Ok(plan);
@@ -278,9 +293,6 @@ fn all_steps(step: &StepPlan, chunks: &[StepPlan]) -> Vec<StepPlan> {
 /// Steps of a prompt's chunks, the longest first. A chunk is whole, for one that was filled up would
 /// write where the sequence has tokens; what is shorter than the shortest is computed one by one.
 fn chunk_plans(step: &StepPlan, chunk_tokens: u32, device: &DeviceProfile) -> Vec<StepPlan> {
-    if step.fusion != Fusion::Ops {
-        return Vec::new();
-    }
     let longest = chunk_tokens.min(step.kv.max_context_tokens());
     let shorter = |tokens: &u32| Some(tokens / CHUNK_STEP);
     let chunk = |tokens| StepPlan { head: Head::None, ..step.for_chunk(tokens, None, device) };

@@ -5,8 +5,8 @@ mod support;
 
 use decode_graph::Numerics;
 use lane::{
-    BackendChoice, Cancel, ContextSize, DriveMode, GenerateOptions, Lane, LaneOptions, ModelFile,
-    PlanOptions, StopReason,
+    BackendChoice, Cancel, ContextSize, DriveMode, FusionChoice, GenerateOptions, Lane,
+    LaneOptions, ModelFile, PlanOptions, StopReason,
 };
 use support::{greedy, ids};
 
@@ -31,6 +31,15 @@ fn logprobs(lane: &Lane, prompt: &[u32]) -> Vec<f32> {
     top.iter().map(|entry| entry.logprob).collect()
 }
 
+/// Relative L2 distance.
+fn distance(expected: &[f32], found: &[f32]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| -> f64 {
+        values.map(|value| f64::from(value).powi(2)).sum()
+    };
+    let difference = squares(&mut expected.iter().zip(found).map(|(a, b)| a - b));
+    (difference / squares(&mut expected.iter().copied())).sqrt()
+}
+
 #[test]
 fn a_prompt_in_chunks_is_as_one_token_by_token() {
     for (numerics, tolerance) in [(Numerics::Exact, 1e-4), (Numerics::Q8, 3e-2)] {
@@ -40,14 +49,33 @@ fn a_prompt_in_chunks_is_as_one_token_by_token() {
         for len in [1, 8, 9, 33, 40, 129, 169, 300] {
             let (expected, found) =
                 (logprobs(&by_one, &prompt(len)), logprobs(&chunked, &prompt(len)));
-            let distance: f64 =
-                expected.iter().zip(&found).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-            let norm: f64 = expected.iter().map(|a| f64::from(*a).powi(2)).sum();
-            let error = (distance / norm).sqrt();
+            let error = distance(&expected, &found);
             println!("{numerics:?}, {len} tokens: relative L2 distance {error:.1e}");
             assert!(error < tolerance, "{numerics:?}, {len} tokens: {error}");
         }
     }
+}
+
+/// On a GPU that has a persistent step, chunks read the weights in another layout.
+#[test]
+fn a_persistent_step_goes_on_after_chunks() {
+    let load = |two_layouts| {
+        let (context, fusion) = (ContextSize::Tokens(300), FusionChoice::Persistent);
+        let plan = PlanOptions { context, fusion, two_layouts, ..Default::default() };
+        let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
+        ModelFile::open(None).unwrap().load(&options, &mut |_| {}).unwrap()
+    };
+    let (one, two) = (load(false), load(true));
+    let (one_bytes, two_bytes) =
+        [&one, &two].map(|lane| lane.telemetry().unwrap().resident_weight_bytes).into();
+    assert!(two_bytes > one_bytes * 19 / 10, "{one_bytes} and {two_bytes} bytes");
+    let telemetry = two.telemetry().unwrap();
+    assert_eq!(telemetry.high_water_bytes, telemetry.capacity_bytes, "as planned");
+    let (expected, found) = (logprobs(&one, &prompt(50)), logprobs(&two, &prompt(50)));
+    assert!(distance(&expected, &found) < 3e-2);
+    assert!(two.telemetry().unwrap().captures > one.telemetry().unwrap().captures);
+    // What one saved the other can use: the second layout is no part of a model's identity.
+    two.load_state(&one.save_state().unwrap()).unwrap();
 }
 
 #[test]

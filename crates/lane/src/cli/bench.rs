@@ -88,7 +88,8 @@ struct Row {
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let folder = SynthFile::write(&args)?;
     let path = args.load.model.clone().or(folder.as_ref().map(|file| file.path.clone()));
-    let load = LoadArgs { model: path.clone(), ..args.load.clone() };
+    let two_layouts = args.p.iter().any(|&n| n > 0);
+    let load = LoadArgs { model: path.clone(), two_layouts, ..args.load.clone() };
     let file = open_model(path.as_deref())?;
     let (lane, model) = load.load()?;
     let kv = lane.kv()?;

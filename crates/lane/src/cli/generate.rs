@@ -16,6 +16,10 @@ use serde::Serialize;
 use super::generation::GenerationArgs;
 use super::{LoadArgs, print, print_json, read_text};
 
+/// A prompt for which it pays to load weights in a second layout, if the step of a token reads
+/// another than prompt chunks do: about a thousand tokens.
+const LONG_PROMPT_BYTES: usize = 4096;
+
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The text to go on from; `-` reads it from stdin
@@ -103,7 +107,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let prompt = args.prompt_text()?;
     anyhow::ensure!(!prompt.is_empty(), "the prompt is empty: give some text to go on from");
     let started = Instant::now();
-    let (lane, model) = args.load.load()?;
+    let two_layouts = prompt.len() >= LONG_PROMPT_BYTES;
+    let (lane, model) = LoadArgs { two_layouts, ..args.load.clone() }.load()?;
     let load = started.elapsed();
     let (prompt_ids, stop_text) = args.prompt_ids(&prompt, &lane)?;
     if let Some(path) = &args.load_state {

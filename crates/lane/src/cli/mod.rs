@@ -150,6 +150,9 @@ struct LoadArgs {
     /// Tokens of a prompt that one step computes at most (1: one by one)
     #[arg(long, value_name = "N", default_value_t = lane::memory_plan::DEFAULT_CHUNK_TOKENS, value_parser = clap::value_parser!(u32).range(1..=4096))]
     chunk: u32,
+    /// Whether the command has prompts so long that a second layout of the weights pays.
+    #[arg(skip)]
+    two_layouts: bool,
     /// Number of the GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
@@ -253,6 +256,7 @@ impl LoadArgs {
                 kv_type: self.kv_type.map(KvType::from),
                 usable_bytes: self.vram.map(|size| size.0),
                 chunk_tokens: self.chunk,
+                two_layouts: self.two_layouts,
                 batch: None,
             },
             no_transcoding: self.no_transcode,

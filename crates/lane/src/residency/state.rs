@@ -3,15 +3,17 @@
 use decode_graph::{Backend, KvArena};
 use gpu_slab::View;
 use kv_paged::KvLayout;
+use q4k_soa::LayoutId;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Residency, ResidencyError};
 
 impl<B: Backend> Residency<B> {
-    /// Identity of the resident weights and blobs, in whatever order they came: what keys and values
-    /// depend on. Weights packed in another layout have another.
-    pub fn fingerprint(&self) -> u64 {
-        let weights = self.weights.keys().map(|key| (key.as_u64(), 0));
+    /// Identity of the resident blobs and of the weights in a layout, in whatever order they came:
+    /// what keys and values depend on. The same weights in another layout have another.
+    pub fn fingerprint(&self, layout: LayoutId) -> u64 {
+        let weights = self.weights.iter().filter(|(_, weight)| weight.layout == layout);
+        let weights = weights.map(|(key, _)| (key.as_u64(), 0));
         let blobs = self.blobs.iter().map(|(&key, blob)| (key, blob.content_hash));
         let mut all: Vec<(u64, u64)> = weights.chain(blobs).collect();
         all.sort_unstable();
