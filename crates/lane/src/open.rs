@@ -154,7 +154,10 @@ impl ModelFile {
         options: &LaneOptions,
         progress: Progress<'_>,
     ) -> Result<Decoder<HostBackend>, LaneError> {
-        let usable_bytes = options.plan.usable_bytes.or_else(available_memory_bytes);
+        // A cache of many sequences takes what it may have; other programs need memory, too.
+        let share = if options.plan.batch.is_some() { 2 } else { 1 };
+        let available = || available_memory_bytes().map(|bytes| bytes / share);
+        let usable_bytes = options.plan.usable_bytes.or_else(available);
         let plan = self.plan(&HostBackend.profile(), usable_bytes, options)?;
         let cache = self.cache_path(options, &plan);
         self.load_host_with(&plan, cache.as_deref(), progress)
