@@ -1,17 +1,4 @@
 //! Which tokens the next step computes, for many requests that share one cache.
-//!
-//! Bookkeeping alone: blocks are [`kv_paged`]'s, memory is the [`BatchStep`](super::BatchStep)'s.
-//! The rules:
-//!
-//! - A step is a *prompt chunk*, rows of one sequence, or a *decode batch*, one row of each running
-//!   sequence. Prompts go first, one after the other: a full batch is what makes a step worth its
-//!   weights. Because a sequence is created when its turn comes, it finds in the prefix cache what
-//!   those before it have computed.
-//! - Chunks end at multiples of the chunk size, whatever was cached before them, and a token that
-//!   was generated is computed in a decode row, also when it has to be computed again. So what a
-//!   position is computed with depends on the request alone.
-//! - The oldest goes first: at admission, and when blocks are short. The youngest running sequence
-//!   gives way; the oldest always gets on, so everything ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +42,20 @@ struct Entry {
     preemptions: u32,
 }
 
-/// See the [module](self).
+/// Says which tokens the next step computes, of many jobs that share one cache.
+///
+/// Bookkeeping alone: blocks are [`kv_paged`]'s, memory is the [`BatchStep`](super::BatchStep)'s.
+/// The rules:
+///
+/// - A step is a *prompt chunk*, rows of one sequence, or a *decode batch*, one row of each running
+///   sequence. Prompts go first, one after the other: a full batch is what makes a step worth its
+///   weights. Because a sequence is created when its turn comes, it finds in the prefix cache what
+///   those before it have computed.
+/// - Chunks end at multiples of the chunk size, whatever was cached before them, and a token that
+///   was generated is computed in a decode row, also when it has to be computed again. So what a
+///   position is computed with depends on the request alone.
+/// - The oldest goes first: at admission, and when blocks are short. The youngest running sequence
+///   gives way; the oldest always gets on, so everything ends.
 pub struct Scheduler {
     options: SchedulerOptions,
     planner: Planner,
