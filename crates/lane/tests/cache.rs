@@ -106,6 +106,25 @@ fn a_model_that_changed_is_packed_anew() {
 }
 
 #[test]
+fn a_model_that_changes_while_it_is_read_is_refused_and_not_kept() {
+    let place = Place::new();
+    let options = LaneOptions {
+        backend: BackendChoice::Host,
+        cache: CachePlace::Beside,
+        ..LaneOptions::default()
+    };
+    let file = ModelFile::open(Some(&place.model())).unwrap();
+    let later = modified(&place.model()) + Duration::from_secs(1);
+    let touch = |_: lane::loading::LoadProgress<'_>| {
+        let model = File::options().write(true).open(place.model()).unwrap();
+        model.set_modified(later).unwrap();
+    };
+    let refusal = file.load(&options, &mut { touch }).err().unwrap().to_string();
+    assert!(refusal.contains("changed while it was being read"), "{refusal}");
+    assert!(place.files().is_empty(), "{:?}", place.files());
+}
+
+#[test]
 fn each_layout_has_a_cache_of_its_own() {
     let place = Place::new();
     let persistent = || logits(&place.model(), CachePlace::Beside, FusionChoice::Persistent);

@@ -69,6 +69,8 @@ pub(super) fn run<B: Backend>(
         filled = window;
     }
 
+    // Bytes read before a file changed and bytes read after it are not one model.
+    gguf.check_unchanged()?;
     let keys = match &kept {
         Some(cache) => cache.fingerprints(),
         None => &fingerprints.done,
