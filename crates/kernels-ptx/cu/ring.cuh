@@ -69,13 +69,14 @@ struct Ring {
     }
 };
 
-// The side that fills the ring: one warp, all lanes alike.
+// The side that fills the ring: one thread. It passes here once for every slot of the step, about
+// every 400 clocks, so what it does for one has to be little.
 struct Producer {
     const Ring& ring;
     const volatile u32* limit;  // copies in flight, set by those who compute
     u32 position = 0, empty_parity = 1;
     u32 done_position = 0, done_parity = 0;
-    u32 issued = 0, done = 0;
+    u32 in_flight = 0;
     u64 policy;
 
     __device__ __forceinline__ Producer(const Ring& ring, const volatile u32* limit)
@@ -83,46 +84,47 @@ struct Producer {
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     }
 
-    // Waits until the next slot may be filled. The slot is free when the copy of n_slots before
-    // has been read; and no more than `limit` copies are in flight, or what the other warps read
-    // would queue behind them.
-    __device__ __forceinline__ void acquire(u32 bytes) {
-        if (issued >= ring.n_slots) {
-            barrier_wait(ring.empty(position), empty_parity);
-        }
-        while (issued - done >= *limit) {
+    // Waits until the next slot may be filled, and says how many bytes will come. The slot is free
+    // when the copy of n_slots before has been read; and no more than `limit` copies, or `at_least`
+    // if that is more, are in flight, or what the other warps read would queue behind them.
+    __device__ __forceinline__ void acquire(u32 bytes, u32 at_least = 0) {
+        // A fresh barrier counts as having completed the phase before its first.
+        barrier_wait(ring.empty(position), empty_parity);
+        while (in_flight >= max(*limit, at_least)) {
             barrier_wait(ring.full(done_position), done_parity);
-            done++;
+            in_flight--;
             if (++done_position == ring.n_slots) {
                 done_position = 0;
                 done_parity ^= 1;
             }
         }
-        if (lane_id() == 0) {
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                             ring.full(position)),
-                         "r"(bytes)
-                         : "memory");
-        }
-        __syncwarp();
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                         ring.full(position)),
+                     "r"(bytes)
+                     : "memory");
     }
 
     // Copies a part of the slot; sizes and places are multiples of 16 bytes.
     __device__ __forceinline__ void copy(u32 to, const u8* from, u32 bytes) const {
-        if (lane_id() == 0) {
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                " [%0], [%1], %2, [%3], %4;" ::"r"(ring.slots + position * SLOT_BYTES + to),
-                "l"(from), "r"(bytes), "r"(ring.full(position)), "l"(policy)
-                : "memory");
-        }
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+            " [%0], [%1], %2, [%3], %4;" ::"r"(ring.slots + position * SLOT_BYTES + to),
+            "l"(from), "r"(bytes), "r"(ring.full(position)), "l"(policy)
+            : "memory");
     }
 
     __device__ __forceinline__ void next() {
-        issued++;
+        in_flight++;
         if (++position == ring.n_slots) {
             position = 0;
             empty_parity ^= 1;
         }
+    }
+
+    // A whole slot.
+    __device__ __forceinline__ void fill(const u8* from, u32 bytes) {
+        acquire(bytes);
+        copy(0, from, bytes);
+        next();
     }
 };

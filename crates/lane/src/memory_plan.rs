@@ -42,10 +42,11 @@ pub enum FusionChoice {
 const PERSISTENT_CAPABILITY: u32 = 90;
 
 impl FusionChoice {
-    fn decide(self, model: &Model, device: &DeviceProfile, numerics: Numerics) -> Fusion {
+    fn decide(self, model: &Model, device: &DeviceProfile, plan: &StepPlan) -> Fusion {
         let streams = |ty| matches!(ty, WeightType::Q4K | WeightType::Q6K | WeightType::Q8_0);
         let suits = device.compute_capability >= PERSISTENT_CAPABILITY
-            && numerics == Numerics::Q8
+            && plan.numerics == Numerics::Q8
+            && plan.kv.kv_type() == KvType::F16
             && model.config.activation == Activation::SwiGlu
             && model.config.local_rope.is_none()
             && !model.layers.iter().any(Layer::has_post_norms)
@@ -331,7 +332,7 @@ fn step_plan(
     };
     let mut plan = StepPlan::new(dims, kv, options.numerics, rope, c.norm_eps, device);
     plan.embed_scale = c.embedding_scale;
-    plan.fusion = options.fusion.decide(model, device, options.numerics);
+    plan.fusion = options.fusion.decide(model, device, &plan);
     plan.attention_scale = c.attention_scale;
     plan.activation = match c.activation {
         Activation::SwiGlu => decode_graph::Activation::SwiGlu,

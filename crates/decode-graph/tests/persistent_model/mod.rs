@@ -64,7 +64,7 @@ pub(crate) const TINY: Spec = Spec {
 };
 
 /// Everything that is different somewhere.
-pub(crate) const VARIANTS: [Spec; 8] = [
+pub(crate) const VARIANTS: [Spec; 7] = [
     TINY,
     Spec {
         name: "q8_0, odd widths",
@@ -75,7 +75,6 @@ pub(crate) const VARIANTS: [Spec; 8] = [
         pairing: RopePairing::Halves,
         ..TINY
     },
-    Spec { name: "f32 cache", kv_type: KvType::F32, seed: 8, ..TINY },
     Spec {
         name: "bias, head norms, window",
         bias: true,
@@ -111,7 +110,6 @@ pub(crate) const VARIANTS: [Spec; 8] = [
         name: "heads of 96, one query a key",
         dims: dims(2, 768, [8, 8, 96], 1536, 640),
         context: 300,
-        kv_type: KvType::F32,
         ..TINY
     },
 ];

@@ -24,13 +24,17 @@ pub const CONSUMER_WARPS: u32 = 12;
 pub const THREADS: u32 = (CONSUMER_WARPS + 2) * 32;
 /// Bytes of a slot of the ring in shared memory: two units of Q4_K.
 pub const SLOT_BYTES: u32 = 9472;
-/// Query heads of one key head that a warp attends with at a time.
-pub const WARP_HEADS: u32 = 4;
+/// Most results of heads that the warps of a block leave for joining.
+pub const JOINED_HEADS: u32 = 48;
+/// Most query heads of a key head.
+const MAX_GROUP: u32 = 16;
+/// Bytes behind a query in shared memory.
+const QUERY_PAD: u32 = 64;
 /// Fewest tokens of an attention segment: what a block attends to in about the time of one
 /// exchange between blocks.
 pub const SEGMENT_MIN_TOKENS: u32 = 192;
-/// Copies in flight while there is something to compute, in slots: 74 KiB.
-const OUTSTANDING_BUSY: u32 = 8;
+/// Copies in flight while there is something to compute, in slots: 111 KiB.
+const OUTSTANDING_BUSY: u32 = 12;
 /// While waiting for other blocks: more, and their results queue behind the weights.
 const OUTSTANDING_IDLE: u32 = 3;
 /// No place, no vector, no weight.
@@ -299,8 +303,8 @@ pub struct Op {
     pub window: u32,
     /// Layer.
     pub layer: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// ⌈2³² / chunks⌉ modulo 2³²: unit % chunks is the upper half of (unit · this) · chunks.
+    pub chunk_reciprocal: u32,
     /// Consecutive rows of one matrix each, unused ones without blocks.
     pub runs: [Run; 3],
 }
@@ -562,7 +566,7 @@ const EMPTY_OP: Op = Op {
     k_norm: NONE,
     window: 0,
     layer: 0,
-    reserved: 0,
+    chunk_reciprocal: 0,
     runs: [Run { base: 0, first_row: 0, n_blocks: 0, format: 0 }; 3],
 };
 
@@ -597,7 +601,7 @@ fn check(model: &ModelSpec, n_ctas: u32) -> Result<(), ScheduleError> {
     is(n_head.is_multiple_of(n_kv_head), "query heads", n_head, "a multiple of the key heads")?;
     is(n_kv_head <= n_ctas, "key heads", n_kv_head, "as many multiprocessors")?;
     let group = n_head / n_kv_head;
-    is(group <= 4 * WARP_HEADS, "query heads per key head", group, "at most 16")?;
+    is(group <= MAX_GROUP, "query heads per key head", group, "at most 16")?;
     let dim = model.head_dim;
     is(dim.is_multiple_of(8) && dim <= 256, "head_dim", dim, "a multiple of 8 up to 256")?;
     is(2 * model.n_pairs <= dim, "pairs turned", model.n_pairs, "at most half a head")?;
@@ -606,12 +610,7 @@ fn check(model: &ModelSpec, n_ctas: u32) -> Result<(), ScheduleError> {
     is(n_ff.is_multiple_of(32), "n_ff", n_ff, "a multiple of 32")?;
     let q_elems = n_head * dim;
     is(q_elems.is_multiple_of(32), "elements of q", q_elems, "a multiple of 32")?;
-    is(
-        matches!(model.kv_elem_bytes, 2 | 4),
-        "bytes per cached element",
-        model.kv_elem_bytes,
-        "2 or 4",
-    )?;
+    is(model.kv_elem_bytes == 2, "bytes per cached element", model.kv_elem_bytes, "2: f16")?;
     let embed = &model.embed;
     let embed_rows = (embed.shape.n_out, embed.shape.n_in);
     is(
@@ -703,7 +702,7 @@ impl Planner {
         };
         for (part, &cta) in owner.iter().enumerate() {
             let (start, end) = (parts[part], parts[part + 1]);
-            let mut op = op;
+            let mut op = Op { chunk_reciprocal: (u32::MAX / op.chunks).wrapping_add(1), ..op };
             let mut first = 0;
             for ((run, matrix), g) in op.runs.iter_mut().zip(matrices).zip(&geometry) {
                 let (from, to) = match split {

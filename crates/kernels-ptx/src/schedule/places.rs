@@ -3,8 +3,8 @@
 use q4k_soa::StreamUnits;
 
 use super::{
-    CONSUMER_WARPS, COUNTER_WORDS, EXCHANGE_HEADER_WORDS, ExchangeDims, HEADER_WORDS, MIN_SLOTS,
-    ModelSpec, OP_WORDS, Planner, SLOT_BYTES, ScheduleError, WARP_HEADS, segments,
+    CONSUMER_WARPS, COUNTER_WORDS, EXCHANGE_HEADER_WORDS, ExchangeDims, HEADER_WORDS, JOINED_HEADS,
+    MIN_SLOTS, ModelSpec, OP_WORDS, Planner, QUERY_PAD, SLOT_BYTES, ScheduleError, segments,
 };
 
 /// The exchange buffer, in words: header, counters, candidates, partial results of attention,
@@ -68,12 +68,13 @@ impl Shared {
         limit_bytes: u32,
     ) -> Result<Self, ScheduleError> {
         let group = model.n_head / model.n_kv_head;
-        // Queries, the newest key and value as f32, while no activations are there.
-        let heads = (group + 2) * model.head_dim * 4;
+        // The newest key and value and each query twice, while no activations are there.
+        let row_bytes = model.head_dim * 2;
+        let heads = 2 * row_bytes + 2 * group * (row_bytes + QUERY_PAD);
         let quants = (planner.max_chunks * 1024).max(heads.next_multiple_of(1024));
         let sums = planner.max_units * StreamUnits::ROWS * 4;
-        let warp_heads = group.min(WARP_HEADS);
-        let joined = CONSUMER_WARPS * warp_heads * (model.head_dim + 2) * 4;
+        let results = (CONSUMER_WARPS * group).min(JOINED_HEADS);
+        let joined = results.max(CONSUMER_WARPS) * (model.head_dim + 2) * 4;
         let fixed = [
             quants,
             planner.max_chunks * 256,   // scale and scaled sum of a group

@@ -125,25 +125,30 @@ impl Layer<'_> {
         let mut segments = Vec::new();
         let (mut key, mut value) = (vec![0.0; query.len()], vec![0.0; query.len()]);
         for first in (0..self.n_live).step_by(tokens as usize) {
-            let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0, vec![0.0; query.len()]);
-            for slot in first..(first + tokens).min(self.n_live) {
+            // Slots and scores, which are exponents of two.
+            let attended = (first..(first + tokens).min(self.n_live)).filter(|slot| {
                 let age = (self.slot + h.max_context_tokens - slot) % h.max_context_tokens;
-                if self.window != 0 && age >= self.window {
-                    continue;
-                }
-                self.load(self.place(slot, false, kv_head), &mut key);
+                self.window == 0 || age < self.window
+            });
+            let scores: Vec<(u32, f32)> = attended
+                .map(|slot| {
+                    self.load(self.place(slot, false, kv_head), &mut key);
+                    let dot: f32 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
+                    (slot, dot * h.attention_scale * std::f32::consts::LOG2_E)
+                })
+                .collect();
+            let max = scores.iter().fold(f32::NEG_INFINITY, |max, score| max.max(score.1)).ceil();
+            let (mut sum, mut out) = (0.0, vec![0.0; query.len()]);
+            for (slot, score) in scores {
                 self.load(self.place(slot, true, kv_head), &mut value);
-                let dot: f32 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
-                let score = dot * h.attention_scale;
-                let best = score.max(max);
-                let (rescale, weight) = ((max - best).exp(), (score - best).exp());
-                sum = sum * rescale + weight;
-                out.iter_mut().zip(&value).for_each(|(o, v)| *o = *o * rescale + weight * v);
-                max = best;
+                // Relative to a power of two, so that the rounding is the same whatever it is.
+                let weight = f16::from_f32((score - max).exp2()).to_f32();
+                sum += weight;
+                out.iter_mut().zip(&value).for_each(|(o, v)| *o += weight * v);
             }
             if sum > 0.0 {
                 out.iter_mut().for_each(|o| *o /= sum);
-                segments.push((max + f32::ln(sum), out));
+                segments.push((max + sum.log2(), out));
             }
         }
         if let [(_, out)] = &segments[..]
@@ -152,10 +157,10 @@ impl Layer<'_> {
             return out.clone();
         }
         let max = segments.iter().map(|(weight, _)| *weight).fold(f32::NEG_INFINITY, f32::max);
-        let total: f32 = segments.iter().map(|(weight, _)| (weight - max).exp()).sum();
+        let total: f32 = segments.iter().map(|(weight, _)| (weight - max).exp2()).sum();
         let mut joined = vec![0.0; query.len()];
         for (weight, out) in &segments {
-            let factor = (weight - max).exp() / total;
+            let factor = (weight - max).exp2() / total;
             joined.iter_mut().zip(rounded(out)).for_each(|(to, o)| *to += factor * o);
         }
         joined
