@@ -217,6 +217,11 @@ impl MemoryPlan {
         batch: &BatchOptions,
         context_tokens: u32,
     ) -> Result<Self, LaneError> {
+        if options.fusion == FusionChoice::Persistent {
+            let (what, value) = ("fusion", "persistent".to_owned());
+            let allowed = "auto or ops where many sequences decode";
+            return Err(LaneError::Option { what, value, allowed });
+        }
         let options = PlanOptions { fusion: FusionChoice::Ops, ..*options };
         let step = step_plan(model, device, &options, context_tokens)?;
         let windows: Vec<u32> = model.layers.iter().map(|layer| layer.window_tokens).collect();

@@ -97,6 +97,11 @@ fn what_cannot_be_read_or_does_not_fit_is_refused_in_one_sentence() {
     let large = refused(&["-", "--ctx-total", "1000000", "--vram", "16MiB"]);
     assert!(large.contains("--ctx-total") && large.contains("short"), "{large}");
     assert_eq!(large.lines().count(), 1, "{large}");
+    let fused = refused(&["-", "--fusion", "persistent"]);
+    assert_eq!(
+        fused,
+        "error: fusion persistent: must be auto or ops where many sequences decode\n"
+    );
 }
 
 #[test]

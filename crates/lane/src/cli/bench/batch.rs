@@ -8,6 +8,7 @@ use lane::{ContextSize, Sampling};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Args, Facts, LoadArgs, Row, Times, mix};
+use crate::cli::FusionArg;
 
 type BatchEngine = Engine<Box<dyn BatchDevice>>;
 
@@ -20,7 +21,9 @@ pub(super) fn measure(args: &Args, load: &LoadArgs, facts: &Facts) -> anyhow::Re
     let deepest = args.d.iter().copied().max().unwrap_or(0);
     // A prompt is at least one token; the last token is not computed.
     let context = deepest.max(1) + args.n;
-    let load = LoadArgs { ctx: ContextSize::Tokens(context), ..load.clone() };
+    // `--fusion` is for the rows of one sequence.
+    let (ctx, fusion) = (ContextSize::Tokens(context), FusionArg::Ops);
+    let load = LoadArgs { ctx, fusion, ..load.clone() };
     let options = BatchOptions { max_batch, prefix_cache: false, ..Default::default() };
     let lane = load.load_batch(&options)?;
     let n_vocab = lane.tokenizer.n_vocab() as u64;
