@@ -1,52 +1,26 @@
-//! Any sequence of operations, against a model that keeps everything and searches it plainly.
+//! A slab beside a model that keeps everything and searches it plainly; after every operation all
+//! that can be seen from outside is compared.
 
-use gpu_slab::testing::FailingMemory;
 use gpu_slab::{Checkpoint, HostMemory, Slab, SlabError, View};
-use proptest::prelude::*;
-use proptest::sample::Index;
 
-const CAPACITY_BYTES: u64 = 8192;
+pub(crate) const CAPACITY_BYTES: u64 = 8192;
 
+/// One operation; what numbers choose is reduced to what exists.
 #[derive(Clone, Debug)]
-enum Op {
+pub(crate) enum Op {
     Allocate { len_bytes: u64, align_log2: u32 },
     AllocateZeroed { len_bytes: u64 },
     AllocateAndWrite { len_bytes: u64, value: u8 },
-    Write { view: Index, value: u8 },
-    Fill { view: Index, value: u8 },
-    Copy { from: Index, to: Index },
-    Slice { view: Index, start: Index, end: Index },
-    Cover { views: Vec<Index> },
+    Write { view: u32, value: u8 },
+    Fill { view: u32, value: u8 },
+    Copy { from: u32, to: u32 },
+    Slice { view: u32, start: u32, end: u32 },
+    Cover { views: Vec<u32> },
     Checkpoint,
-    Rewind { checkpoint: Index },
+    Rewind { checkpoint: u32 },
     RewindTransient,
     Seal,
     Transaction { ops: Vec<Op>, fail: bool },
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let index = any::<Index>;
-    let leaf = prop_oneof![
-        6 => (prop_oneof![Just(0u64), 1u64..1500], 0u32..10)
-            .prop_map(|(len_bytes, align_log2)| Op::Allocate { len_bytes, align_log2 }),
-        2 => (0u64..700).prop_map(|len_bytes| Op::AllocateZeroed { len_bytes }),
-        3 => (0u64..700, any::<u8>())
-            .prop_map(|(len_bytes, value)| Op::AllocateAndWrite { len_bytes, value }),
-        3 => (index(), any::<u8>()).prop_map(|(view, value)| Op::Write { view, value }),
-        2 => (index(), any::<u8>()).prop_map(|(view, value)| Op::Fill { view, value }),
-        2 => (index(), index()).prop_map(|(from, to)| Op::Copy { from, to }),
-        2 => (index(), index(), index())
-            .prop_map(|(view, start, end)| Op::Slice { view, start, end }),
-        1 => prop::collection::vec(index(), 0..4).prop_map(|views| Op::Cover { views }),
-        4 => Just(Op::Checkpoint),
-        4 => index().prop_map(|checkpoint| Op::Rewind { checkpoint }),
-        1 => Just(Op::RewindTransient),
-        1 => Just(Op::Seal),
-    ];
-    leaf.prop_recursive(3, 24, 8, |inner| {
-        (prop::collection::vec(inner, 0..8), any::<bool>())
-            .prop_map(|(ops, fail)| Op::Transaction { ops, fail })
-    })
 }
 
 /// A view as the model sees it: plain numbers and when it was born.
@@ -136,8 +110,6 @@ impl Model {
     }
 }
 
-type Memory = FailingMemory<HostMemory>;
-
 /// Applies an allocation to both sides and compares.
 fn allocated(
     model: &mut Model,
@@ -146,10 +118,10 @@ fn allocated(
     len: u64,
     align: u64,
     value: Option<u8>,
-) -> Result<(), TestCaseError> {
+) {
     match (model.place(len, align), result) {
         (Some((start, end)), Ok(view)) => {
-            prop_assert_eq!((view.offset_bytes(), view.end_bytes()), (start, end));
+            assert_eq!((view.offset_bytes(), view.end_bytes()), (start, end));
             model.used = end;
             model.high_water = model.high_water.max(end);
             model.live.push((name, start, end));
@@ -157,54 +129,53 @@ fn allocated(
             model.keep(view);
         }
         (None, Err(SlabError::OutOfMemory { requested_bytes, free_bytes, shortage_bytes, .. })) => {
-            prop_assert_eq!((requested_bytes, free_bytes), (len, CAPACITY_BYTES - model.used));
+            assert_eq!((requested_bytes, free_bytes), (len, CAPACITY_BYTES - model.used));
             let end = model.used.div_ceil(align) * align + len;
-            prop_assert_eq!(shortage_bytes, end - CAPACITY_BYTES);
+            assert_eq!(shortage_bytes, end - CAPACITY_BYTES);
         }
-        (place, result) => prop_assert!(false, "{place:?} but {result:?}"),
+        (place, result) => panic!("{place:?} but {result:?}"),
     }
-    Ok(())
 }
 
-fn apply(slab: &mut Slab<Memory>, model: &mut Model, op: &Op) -> Result<(), TestCaseError> {
+fn apply(slab: &mut Slab<HostMemory>, model: &mut Model, op: &Op) {
     let name = format!("allocation {}", model.names);
     model.names += 1;
     match op {
         Op::Allocate { len_bytes, align_log2 } => {
             let align = 1 << align_log2;
             let result = slab.allocate_aligned(&name, *len_bytes, align);
-            allocated(model, name, result, *len_bytes, align, None)?;
+            allocated(model, name, result, *len_bytes, align, None);
         }
         Op::AllocateZeroed { len_bytes } => {
             let result = slab.allocate_zeroed(&name, *len_bytes);
-            allocated(model, name, result, *len_bytes, 256, Some(0))?;
+            allocated(model, name, result, *len_bytes, 256, Some(0));
         }
         Op::AllocateAndWrite { len_bytes, value } => {
             let result = slab.allocate_and_write(&name, &vec![*value; *len_bytes as usize]);
             model.h2d_bytes += result.as_ref().map_or(0, View::len_bytes);
-            allocated(model, name, result, *len_bytes, 256, Some(*value))?;
+            allocated(model, name, result, *len_bytes, 256, Some(*value));
         }
         Op::Write { view, value } => {
-            let Some(&chosen) = pick(view, &model.views) else { return Ok(()) };
+            let Some(&chosen) = pick(view, &model.views) else { return };
             let bytes = vec![*value; (chosen.end - chosen.start) as usize];
             let result = slab.write_view(chosen.view, 0, &bytes);
-            prop_assert_eq!(result.is_ok(), model.valid(&chosen));
+            assert_eq!(result.is_ok(), model.valid(&chosen));
             if result.is_ok() {
                 model.h2d_bytes += bytes.len() as u64;
                 model.set((chosen.start, chosen.end), Some(*value));
             }
         }
         Op::Fill { view, value } => {
-            let Some(&chosen) = pick(view, &model.views) else { return Ok(()) };
+            let Some(&chosen) = pick(view, &model.views) else { return };
             let result = slab.fill_view(chosen.view, *value);
-            prop_assert_eq!(result.is_ok(), model.valid(&chosen));
+            assert_eq!(result.is_ok(), model.valid(&chosen));
             if result.is_ok() {
                 model.set((chosen.start, chosen.end), Some(*value));
             }
         }
         Op::Copy { from, to } => {
-            let Some(&from) = pick(from, &model.views) else { return Ok(()) };
-            let Some(&to) = pick(to, &model.views) else { return Ok(()) };
+            let Some(&from) = pick(from, &model.views) else { return };
+            let Some(&to) = pick(to, &model.views) else { return };
             let (from_len, to_len) = (from.end - from.start, to.end - to.start);
             // Copy as much as both have: random views seldom have the same length.
             let len = from_len.min(to_len);
@@ -214,20 +185,20 @@ fn apply(slab: &mut Slab<Memory>, model: &mut Model, op: &Op) -> Result<(), Test
                 && model.survives(to.born, to.start + len);
             let apart = from.start + len <= to.start || to.start + len <= from.start || len == 0;
             let result = slab.copy(source, target);
-            prop_assert_eq!(result.is_ok(), valid && apart, "{:?}", result);
+            assert_eq!(result.is_ok(), valid && apart, "{:?}", result);
             if result.is_ok() {
                 let source = from.start as usize..(from.start + len) as usize;
                 model.bytes.copy_within(source, to.start as usize);
             }
         }
         Op::Slice { view, start, end } => {
-            let Some(&whole) = pick(view, &model.views) else { return Ok(()) };
+            let Some(&whole) = pick(view, &model.views) else { return };
             let len = whole.end - whole.start;
-            let mut bounds = [start.index(len as usize + 1), end.index(len as usize + 1)];
+            let mut bounds = [start, end].map(|bound| u64::from(*bound) % (len + 1));
             bounds.sort_unstable();
-            let [start, end] = bounds.map(|bound| bound as u64);
+            let [start, end] = bounds;
             let view = whole.view.slice(start..end).unwrap();
-            prop_assert_eq!(view.offset_bytes(), whole.start + start);
+            assert_eq!(view.offset_bytes(), whole.start + start);
             let part =
                 ModelView { view, start: whole.start + start, end: whole.start + end, ..whole };
             model.views.push(part);
@@ -236,16 +207,16 @@ fn apply(slab: &mut Slab<Memory>, model: &mut Model, op: &Op) -> Result<(), Test
             let chosen: Vec<_> =
                 views.iter().filter_map(|index| pick(index, &model.views)).copied().collect();
             let result = slab.cover(chosen.iter().map(|chosen| chosen.view));
-            prop_assert_eq!(result.is_ok(), chosen.iter().all(|chosen| model.valid(chosen)));
+            assert_eq!(result.is_ok(), chosen.iter().all(|chosen| model.valid(chosen)));
             if let Ok(cover) = result {
                 let end = chosen.iter().map(|chosen| chosen.end).max().unwrap_or(0);
-                prop_assert_eq!((cover.offset_bytes(), cover.end_bytes()), (0, end));
+                assert_eq!((cover.offset_bytes(), cover.end_bytes()), (0, end));
                 model.keep(cover);
             }
         }
         Op::Checkpoint => {
             let checkpoint = slab.checkpoint();
-            prop_assert_eq!(checkpoint.offset_bytes(), model.used);
+            assert_eq!(checkpoint.offset_bytes(), model.used);
             model.checkpoints.push(ModelCheckpoint {
                 checkpoint,
                 taken: model.rewinds.len(),
@@ -254,23 +225,23 @@ fn apply(slab: &mut Slab<Memory>, model: &mut Model, op: &Op) -> Result<(), Test
             });
         }
         Op::Rewind { checkpoint } => {
-            let Some(&chosen) = pick(checkpoint, &model.checkpoints) else { return Ok(()) };
+            let Some(&chosen) = pick(checkpoint, &model.checkpoints) else { return };
             let result = slab.rewind(chosen.checkpoint);
             let survives = model.survives(chosen.taken, chosen.offset);
             let expected = survives && chosen.offset >= model.floor();
-            prop_assert_eq!(result.is_ok(), expected, "{:?} {:?}", chosen, result);
+            assert_eq!(result.is_ok(), expected, "{:?} {:?}", chosen, result);
             match result {
                 Ok(()) => model.rewind(chosen.offset, chosen.live),
-                Err(SlabError::StaleCheckpoint { .. }) => prop_assert!(!survives),
+                Err(SlabError::StaleCheckpoint { .. }) => assert!(!survives),
                 Err(SlabError::BelowPermanentEnd { .. } | SlabError::BelowTransaction { .. }) => {
-                    prop_assert!(survives);
+                    assert!(survives);
                 }
-                Err(other) => prop_assert!(false, "{other}"),
+                Err(other) => panic!("{other}"),
             }
         }
         Op::RewindTransient => {
             let result = slab.rewind_transient();
-            prop_assert_eq!(result.is_ok(), model.permanent_end >= model.floor());
+            assert_eq!(result.is_ok(), model.permanent_end >= model.floor());
             if result.is_ok() {
                 model.rewind(model.permanent_end, model.permanent_live);
             }
@@ -278,114 +249,67 @@ fn apply(slab: &mut Slab<Memory>, model: &mut Model, op: &Op) -> Result<(), Test
         Op::Seal => {
             model.permanent_end = model.used;
             model.permanent_live = model.live.len();
-            prop_assert_eq!(slab.seal(), model.used);
+            assert_eq!(slab.seal(), model.used);
         }
         Op::Transaction { ops, fail } => {
             let (used, live) = (model.used, model.live.clone());
             let permanent = (model.permanent_end, model.permanent_live);
             model.transaction_starts.push((used, live.len()));
-            // `Ok` and `Err(None)` are the two intended ends, `Err(Some)` a failed comparison.
             let result = slab.transaction(|slab| {
-                run(slab, model, ops).map_err(Some)?;
-                if *fail { Err(None) } else { Ok(()) }
+                ops.iter().for_each(|op| apply(slab, model, op));
+                if *fail { Err(()) } else { Ok(()) }
             });
             model.transaction_starts.pop();
-            match result {
-                Ok(()) => {}
-                Err(None) => {
-                    (model.permanent_end, model.permanent_live) = permanent;
-                    model.rewind(used, usize::MAX);
-                    model.live = live;
-                }
-                Err(Some(failed)) => return Err(failed),
+            if result.is_err() {
+                (model.permanent_end, model.permanent_live) = permanent;
+                model.rewind(used, usize::MAX);
+                model.live = live;
             }
         }
     }
-    compare(slab, model)
+    compare(slab, model);
 }
 
-fn run(slab: &mut Slab<Memory>, model: &mut Model, ops: &[Op]) -> Result<(), TestCaseError> {
-    ops.iter().try_for_each(|op| apply(slab, model, op))
+/// Runs the operations on a new slab of [`CAPACITY_BYTES`].
+pub(crate) fn run(ops: &[Op]) {
+    let mut slab = Slab::new(HostMemory::new(CAPACITY_BYTES).unwrap());
+    let mut model = Model::new();
+    ops.iter().for_each(|op| apply(&mut slab, &mut model, op));
+    assert_eq!(slab.counters().h2d_bytes, model.h2d_bytes);
 }
 
-fn pick<'a, T>(index: &Index, items: &'a [T]) -> Option<&'a T> {
-    (!items.is_empty()).then(|| index.get(items))
+fn pick<'a, T>(number: &u32, items: &'a [T]) -> Option<&'a T> {
+    items.get(*number as usize % items.len().max(1))
 }
 
 /// Everything that can be seen from outside, after every operation.
-fn compare(slab: &Slab<Memory>, model: &Model) -> Result<(), TestCaseError> {
+fn compare(slab: &Slab<HostMemory>, model: &Model) {
     let report = slab.report();
-    prop_assert_eq!(report.used_bytes, model.used);
-    prop_assert_eq!(report.free_bytes, CAPACITY_BYTES - model.used);
-    prop_assert_eq!(report.permanent_end_bytes, model.permanent_end);
-    prop_assert_eq!(report.high_water_bytes, model.high_water);
+    assert_eq!(report.used_bytes, model.used);
+    assert_eq!(report.free_bytes, CAPACITY_BYTES - model.used);
+    assert_eq!(report.permanent_end_bytes, model.permanent_end);
+    assert_eq!(report.high_water_bytes, model.high_water);
     let listed = report.allocations.iter().map(|allocation| {
         let end = allocation.offset_bytes + allocation.len_bytes;
         (allocation.name.clone(), allocation.offset_bytes, end)
     });
-    prop_assert_eq!(listed.collect::<Vec<_>>(), model.live.clone());
+    assert_eq!(listed.collect::<Vec<_>>(), model.live.clone());
     let permanent = report.allocations.iter().filter(|allocation| allocation.permanent).count();
-    prop_assert_eq!(permanent, model.permanent_live);
+    assert_eq!(permanent, model.permanent_live);
 
     for (index, chosen) in model.views.iter().enumerate() {
         let resolved = slab.resolve(chosen.view);
         if !model.valid(chosen) {
             let stale = matches!(resolved, Err(SlabError::StaleView { .. }));
-            prop_assert!(stale, "view {} {:?}: {:?}", index, chosen, resolved);
+            assert!(stale, "view {} {:?}: {:?}", index, chosen, resolved);
             continue;
         }
-        prop_assert_eq!(resolved, Ok(chosen.start..chosen.end), "view {}", index);
-        prop_assert!(chosen.end <= model.used, "a valid view lies in what is used");
+        assert_eq!(resolved, Ok(chosen.start..chosen.end), "view {}", index);
+        assert!(chosen.end <= model.used, "a valid view lies in what is used");
         let range = chosen.start as usize..chosen.end as usize;
-        let actual = &slab.memory().inner().bytes()[range.clone()];
+        let actual = &slab.memory().bytes()[range.clone()];
         for (offset, (&is, &must)) in actual.iter().zip(&model.bytes[range]).enumerate() {
-            prop_assert!(must.is_none_or(|must| must == is), "view {} byte {}", index, offset);
-        }
-    }
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
-
-    #[test]
-    fn any_sequence_agrees_with_the_model(ops in prop::collection::vec(op(), 1..80)) {
-        let memory = FailingMemory::new(HostMemory::new(CAPACITY_BYTES).unwrap());
-        let mut slab = Slab::new(memory);
-        let mut model = Model::new();
-        run(&mut slab, &mut model, &ops)?;
-        prop_assert_eq!(slab.counters().h2d_bytes, model.h2d_bytes);
-    }
-
-    /// Whatever call of the memory fails, what is visible is as it was before the operation.
-    #[test]
-    fn s2_a_refused_call_leaves_the_slab_as_it_was(
-        lens in prop::collection::vec((0u64..600, any::<bool>()), 1..20),
-        refused in 1u64..40,
-    ) {
-        let memory = HostMemory::growable(CAPACITY_BYTES).unwrap();
-        let mut slab = Slab::new(FailingMemory::new(memory).refuse_call(refused));
-        let mut kept: Vec<(View, u8)> = vec![];
-        for (index, &(len_bytes, zeroed)) in lens.iter().enumerate() {
-            let before = (slab.report().allocations, slab.used_bytes(), slab.counters());
-            let value = if zeroed { 0 } else { index as u8 };
-            let result = if zeroed {
-                slab.allocate_zeroed("zeroed", len_bytes)
-            } else {
-                slab.allocate_and_write("written", &vec![value; len_bytes as usize])
-            };
-            match result {
-                Ok(view) => kept.push((view, value)),
-                Err(SlabError::Memory { .. } | SlabError::OutOfMemory { .. }) => prop_assert_eq!(
-                    before, (slab.report().allocations, slab.used_bytes(), slab.counters())
-                ),
-                Err(other) => prop_assert!(false, "{other}"),
-            }
-            for &(view, value) in &kept {
-                let range = slab.resolve(view).unwrap();
-                let bytes = &slab.memory().inner().bytes()[range.start as usize..range.end as usize];
-                prop_assert!(bytes.iter().all(|&byte| byte == value));
-            }
+            assert!(must.is_none_or(|must| must == is), "view {} byte {}", index, offset);
         }
     }
 }
