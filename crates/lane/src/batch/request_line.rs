@@ -103,7 +103,8 @@ impl RequestLine {
             }
             serde_json::from_str::<Fields>(line).map_err(|error| error.to_string())
         };
-        fields().and_then(Self::of).map_err(|reason| BadLine { id: readable_id(line), reason })
+        let bad = |reason: String| BadLine { id: readable_id(line), reason: sentence(&reason) };
+        fields().and_then(Self::of).map_err(bad)
     }
 
     fn of(fields: Fields) -> Result<Self, String> {
@@ -135,6 +136,17 @@ impl RequestLine {
             salt: fields.salt.map_or(Ok(0), salt)?,
         })
     }
+}
+
+/// A reason may quote the line, which may be long and hold anything: here it is one line of text.
+fn sentence(reason: &str) -> String {
+    const MAX_CHARS: usize = 300;
+    let printable = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let mut sentence: String = reason.chars().take(MAX_CHARS).map(printable).collect();
+    if reason.chars().nth(MAX_CHARS).is_some() {
+        sentence.push('…');
+    }
+    sentence
 }
 
 /// The id of a line that is otherwise wrong.
@@ -249,6 +261,10 @@ mod tests {
         assert!(with(r#""prompt": "y""#).starts_with("duplicate field `prompt`"));
         assert_eq!(reason(r#"[null, "x"]"#), "a request is a JSON object");
         assert!(reason("{").starts_with("EOF while parsing"));
+        // Keys are quoted, and may hold anything.
+        assert!(reason(r#"{"a\nb": 1}"#).starts_with("unknown field `a\u{fffd}b`"));
+        let long = reason(&format!(r#"{{"{}": 1}}"#, "x".repeat(1000)));
+        assert!(long.ends_with('…') && long.len() < 400, "{long}");
         let deep = "[".repeat(100_000);
         assert!(with(&format!(r#""id": {deep}"#)).starts_with("recursion limit exceeded"));
     }
