@@ -69,6 +69,8 @@ impl<'s> HeaderReader<'s> {
         let ahead = have.max(FIRST_CHUNK_BYTES);
         let target = end.max(have + ahead).min(self.source.len_bytes());
         let bytes = self.bytes.to_mut();
+        // No more than the file has: this doubles by itself.
+        bytes.reserve_exact((target - have) as usize);
         bytes.resize(target as usize, 0);
         self.source.read_at(have, &mut bytes[have as usize..])
     }
