@@ -24,4 +24,5 @@ mod fake;
 mod faults;
 mod kernels;
 mod model_shapes;
+mod soak;
 mod step;

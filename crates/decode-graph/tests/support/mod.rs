@@ -9,6 +9,9 @@ use kernels_ptx::{DeviceProfile, RopePairing};
 use kv_paged::{BlockTable, KvType, PagedKvConfig};
 use q4k_soa::{PackedLayout, Shape, WeightType, pack, quantize};
 
+#[allow(dead_code, reason = "only the long runs need it")]
+pub(crate) mod soak;
+
 pub(crate) const DIMS: ModelDims = ModelDims {
     n_layer: 2,
     n_embd: 256,
