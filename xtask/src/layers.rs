@@ -18,6 +18,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &["kernels-ptx"]),
 ];
 
+/// The packages for others; the chores are for this workspace alone.
+pub(crate) fn published() -> Vec<&'static str> {
+    LAYERS.iter().map(|layer| layer.0).filter(|name| *name != env!("CARGO_PKG_NAME")).collect()
+}
+
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,

@@ -2,10 +2,12 @@
 
 mod build_ptx;
 mod cuda_stubs;
+mod fuzz;
 mod generated;
 mod layers;
 mod manifest;
 mod nvrtc;
+mod package_check;
 mod ptx;
 mod ptx_report;
 mod toolchain;
@@ -22,7 +24,10 @@ cargo xtask <chore>
   build-ptx --verify              compare manifest, sources and PTX, without a compiler
   build-ptx --nvcc [PATH]         the same with another compiler ($CUDA_HOME/bin/nvcc where no
                                   PATH is given), to target/ptx-nvcc, for experiments
-  ptx-report                      registers, shared memory and spills of every shipped kernel
+  ptx-report [--record]           registers, shared memory and spills of every shipped kernel,
+                                  compared with (or written to) what is on record
+  package-check                   build and test every crate from its package, outside this tree
+  fuzz [--seconds N] [TARGET…]    build and run the fuzz targets, 60 s each where N is not given
 
 --check changes nothing and fails when the generated files are not up to date.
 ";
@@ -40,7 +45,12 @@ fn main() -> ExitCode {
         ["build-ptx", "--verify"] => build_ptx::verify(&root),
         ["build-ptx", "--nvcc"] => build_ptx::run_nvcc(&root, None),
         ["build-ptx", "--nvcc", path] => build_ptx::run_nvcc(&root, Some(path.as_ref())),
-        ["ptx-report"] => ptx_report::run(&root),
+        ["ptx-report"] => ptx_report::run(&root, false),
+        ["ptx-report", "--record"] => ptx_report::run(&root, true),
+        ["package-check"] => package_check::run(&root),
+        ["fuzz", ref options @ ..] => {
+            fuzz::Options::parse(options).and_then(|options| fuzz::run(&root, &options))
+        }
         ["--help" | "-h" | "help"] => {
             print!("{HELP}");
             Ok(())

@@ -1,5 +1,8 @@
-//! What each shipped kernel costs on each processor, as the pinned assembler counts it.
+//! What each shipped kernel costs on each processor, as the pinned assembler counts it, compared
+//! with what is on record.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -26,15 +29,36 @@ struct Usage {
     spill_load_bytes: u32,
 }
 
-pub(crate) fn run(root: &Path) -> Result<()> {
-    report(&crate::build_ptx::shipped(root), &Toolchain::unpacked(&crate::target(root))?)
+/// The record: what a kernel may use at most, beside the PTX.
+const RECORD: &str = "budgets.txt";
+const COMMAND: &str = "cargo xtask ptx-report --record";
+
+/// Module, processor and kernel.
+type Name = (String, String, String);
+/// Registers per thread and bytes of shared memory per block, by kernel.
+type Budgets = BTreeMap<Name, (u32, u32)>;
+
+/// Prints the table. Spills are a failure, and so is more than the record allows; with `record` the
+/// record is written instead.
+pub(crate) fn run(root: &Path, record: bool) -> Result<()> {
+    let folder = crate::build_ptx::shipped(root);
+    let used = report(&folder, &Toolchain::unpacked(&crate::target(root))?)?;
+    let path = folder.join(RECORD);
+    if record {
+        fs::write(&path, text(&used)).with_context(|| format!("writing {}", path.display()))?;
+        println!("wrote {}", path.display());
+        return Ok(());
+    }
+    let recorded = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()));
+    compare(&used, &budgets(&recorded?)?)
 }
 
-fn report(folder: &Path, toolchain: &Toolchain) -> Result<()> {
+fn report(folder: &Path, toolchain: &Toolchain) -> Result<Budgets> {
+    let mut used = Budgets::new();
     let files = ptx_files(folder)?;
     if files.is_empty() {
         println!("no .ptx files in {}: nothing to assemble", folder.display());
-        return Ok(());
+        return Ok(used);
     }
     let width = files.iter().map(String::len).max().unwrap_or(0);
     println!(
@@ -58,12 +82,67 @@ fn report(folder: &Path, toolchain: &Toolchain) -> Result<()> {
                 if spills > 0 {
                     spilling.push(format!("{} on {processor} ({spills} bytes)", usage.kernel));
                 }
+                let name = (file.clone(), (*processor).to_owned(), usage.kernel);
+                used.insert(name, (usage.registers, usage.shared_bytes));
             }
         }
     }
     if !spilling.is_empty() {
         bail!("registers spill to memory in {}", spilling.join(", "));
     }
+    Ok(used)
+}
+
+/// The record as a file, a kernel a line.
+fn text(used: &Budgets) -> String {
+    let mut text = format!(
+        "# Written by {COMMAND}: module, processor, kernel, registers per thread,\n\
+         # bytes of shared memory per block. More than this fails ptx-report.\n"
+    );
+    for ((module, processor, kernel), (registers, shared_bytes)) in used {
+        let _ = writeln!(text, "{module} {processor} {kernel} {registers} {shared_bytes}");
+    }
+    text
+}
+
+fn budgets(text: &str) -> Result<Budgets> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [module, processor, kernel, registers, shared_bytes] = words[..] else {
+                bail!("{RECORD}: five words expected in {line:?}");
+            };
+            let name = [module, processor, kernel].map(str::to_owned);
+            Ok((name.into(), (registers.parse()?, shared_bytes.parse()?)))
+        })
+        .collect()
+}
+
+/// Fails where a kernel is not on record, needs more than it did, or is gone.
+fn compare(used: &Budgets, recorded: &Budgets) -> Result<()> {
+    let mut faults = String::new();
+    for (name @ (module, processor, kernel), now) in used {
+        let place = format!("\n  {kernel} of {module} on {processor}");
+        match recorded.get(name) {
+            None => faults += &format!("{place} is not on record"),
+            Some(then) if now.0 > then.0 || now.1 > then.1 => {
+                faults += &format!(
+                    "{place}: {} registers and {} bytes, {} and {} on record",
+                    now.0, now.1, then.0, then.1
+                );
+            }
+            Some(then) if now != then => println!("less than on record:{place}"),
+            Some(_) => {}
+        }
+    }
+    for (module, processor, kernel) in recorded.keys().filter(|name| !used.contains_key(*name)) {
+        faults += &format!("\n  {kernel} of {module} on {processor} is on record and gone");
+    }
+    if !faults.is_empty() {
+        bail!("the kernels are not as recorded:{faults}\nif that is meant: {COMMAND}");
+    }
+    println!("{} kernels within what is on record", used.len());
     Ok(())
 }
 
@@ -154,6 +233,26 @@ ptxas info    : Used 8 registers, 368 bytes cmem[0]
         };
         let two = Usage { kernel: "two".into(), registers: 8, ..Usage::default() };
         assert_eq!(parse(said).unwrap(), [one, two]);
+    }
+
+    #[test]
+    fn more_than_on_record_fails_and_less_does_not() {
+        let name = |kernel: &str| ("a.ptx".to_owned(), "sm_80".to_owned(), kernel.to_owned());
+        let recorded = Budgets::from([(name("one"), (40, 1024)), (name("two"), (8, 0))]);
+        assert_eq!(budgets(&text(&recorded)).unwrap(), recorded);
+        let with = |kernel: &str, usage: (u32, u32)| {
+            let mut used = recorded.clone();
+            used.insert(name(kernel), usage);
+            compare(&used, &recorded)
+        };
+        with("one", (40, 1024)).unwrap();
+        with("one", (39, 512)).unwrap();
+        let said = with("one", (41, 1024)).unwrap_err().to_string();
+        assert!(said.contains("one of a.ptx on sm_80: 41 registers"), "{said}");
+        assert!(with("one", (40, 1025)).is_err());
+        assert!(with("three", (1, 1)).unwrap_err().to_string().contains("not on record"));
+        let gone = compare(&Budgets::from([(name("one"), (1, 1))]), &recorded).unwrap_err();
+        assert!(gone.to_string().contains("two of a.ptx on sm_80 is on record and gone"));
     }
 
     const SPILLING: &str = "

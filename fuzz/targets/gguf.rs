@@ -1,0 +1,37 @@
+//! Any bytes as a model file: read or refused, and what a reader offers does not panic.
+#![no_main]
+
+use lane::gguf::Gguf;
+use lane::model::Model;
+use lane::tokenizer::{Tokenizer, Vocabulary};
+use libfuzzer_sys::fuzz_target;
+
+/// Behind the header, for its tensors: small models are whole files then.
+const DATA_BYTES: usize = 1 << 16;
+
+fuzz_target!(|header: &[u8]| {
+    read(header.to_vec());
+    let mut bytes = header.to_vec();
+    bytes.resize(header.len() + DATA_BYTES, 0);
+    read(bytes);
+});
+
+fn read(bytes: Vec<u8>) {
+    let Ok(gguf) = Gguf::from_vec(bytes) else { return };
+    for (key, _, value) in gguf.metadata().iter() {
+        assert!(!format!("{key} {value:?}").is_empty());
+        let _ = gguf.metadata().strings(key).map(|strings| strings.map(Iterator::count));
+        let _ = gguf.metadata().i32s(key).map(|ints| ints.map(Iterator::count));
+    }
+    for tensor in gguf.tensors() {
+        let bytes = gguf.tensor_to_vec(tensor).expect("an indexed tensor lies in the file");
+        assert_eq!(bytes.len() as u64, tensor.n_bytes());
+    }
+    if let Err(error) = Model::from_gguf(&gguf) {
+        let sentence = error.to_string();
+        assert!(sentence.len() < 1000 && !sentence.contains('\n'), "{sentence:?}");
+    }
+    if let Ok(vocabulary) = Vocabulary::from_gguf(&gguf) {
+        let _ = Tokenizer::new(vocabulary);
+    }
+}
