@@ -26,7 +26,7 @@ cargo xtask <chore>
                                   PATH is given), to target/ptx-nvcc, for experiments
   ptx-report [--record]           registers, shared memory and spills of every shipped kernel,
                                   compared with (or written to) what is on record
-  package-check                   build and test every crate from its package, outside this tree
+  package-check [CRATE…]          build and test every crate from its package, outside this tree
   fuzz [--seconds N] [TARGET…]    build and run the fuzz targets, 60 s each where N is not given
 
 --check changes nothing and fails when the generated files are not up to date.
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         ["build-ptx", "--nvcc", path] => build_ptx::run_nvcc(&root, Some(path.as_ref())),
         ["ptx-report"] => ptx_report::run(&root, false),
         ["ptx-report", "--record"] => ptx_report::run(&root, true),
-        ["package-check"] => package_check::run(&root),
+        ["package-check", ref crates @ ..] => package_check::run(&root, crates),
         ["fuzz", ref options @ ..] => {
             fuzz::Options::parse(options).and_then(|options| fuzz::run(&root, &options))
         }
