@@ -3,8 +3,8 @@
 modules! {
     ("argmax", "compute_80", "8.4", 0x7e4a30989050ac80, include_str!("argmax.compute_80.ptx"), ["argmax"]);
     ("argmax", "compute_90", "8.4", 0x45f5b40804811ec4, include_str!("argmax.compute_90.ptx"), ["argmax"]);
-    ("attention", "compute_80", "8.4", 0xd0bcf7d61b888cfc, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16"]);
-    ("attention", "compute_90", "8.4", 0x220c8e3565f7b0b3, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention", "compute_80", "8.4", 0x2e2cf066a8bc74f2, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention", "compute_90", "8.4", 0x184d9eb208c767b0, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
     ("attention_combine", "compute_80", "8.4", 0xf3da196826eb2687, include_str!("attention_combine.compute_80.ptx"), ["attention_combine"]);
     ("attention_combine", "compute_90", "8.4", 0x174b3ba6d2185739, include_str!("attention_combine.compute_90.ptx"), ["attention_combine"]);
     ("attention_step", "compute_80", "8.4", 0xf97ce780234ff97f, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);

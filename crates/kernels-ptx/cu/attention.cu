@@ -63,7 +63,7 @@ __device__ __forceinline__ void attention(Global<const float> q, Global<const u8
 }
 
 #define ATTENTION(NAME, CHUNK_TYPE)                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(                                \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 3) NAME(                             \
         Global<const float> q, Global<const u8> kv, Global<const u32> sequences,                  \
         Global<const u32> block_table, Global<const u32> tokens, Global<float> partials,          \
         u32 n_tokens, u32 n_head, u32 n_kv_head, u32 head_dim, u32 block_size, u32 n_blocks,      \
