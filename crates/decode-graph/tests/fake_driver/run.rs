@@ -164,16 +164,28 @@ impl Expression<'_> {
         if let Ok(number) = word.parse() {
             return number;
         }
-        if word == "packed_bytes" && self.next('(') {
-            let ggml_type = self.sum();
-            self.next(',');
-            let n_out = self.sum();
-            self.next(',');
-            let n_in = self.sum();
-            assert!(self.next(')'), "packed_bytes takes three numbers");
+        if word == "packed_bytes" {
+            let [ggml_type, n_out, n_in] = self.three_numbers(word);
             return packed_bytes(ggml_type as u32, n_out as u32, n_in as u32);
         }
+        if word == "tables" && self.next(':') && self.next(':') {
+            self.rest =
+                self.rest.trim_start().strip_prefix("entries").expect("a function of tables");
+            let [n_sequences, table_stride, n_logical] = self.three_numbers("entries");
+            return n_sequences.saturating_sub(1) * table_stride + n_logical;
+        }
         self.scalars.get(word).copied().unwrap_or_else(|| panic!("{word} is no scalar"))
+    }
+
+    /// Arguments of a function.
+    fn three_numbers(&mut self, function: &str) -> [u64; 3] {
+        assert!(self.next('('), "{function} has arguments");
+        let numbers = std::array::from_fn(|index| {
+            assert!(index == 0 || self.next(','), "{function} takes three numbers");
+            self.sum()
+        });
+        assert!(self.next(')'), "{function} takes three numbers");
+        numbers
     }
 }
 

@@ -229,6 +229,7 @@ fn a_chunk_of_tokens_leaves_the_cache_that_single_steps_leave() {
     }
     let memory = gpu.allocate(MEMORY_BYTES).unwrap();
     let mut chunked = Tiny::in_memory(memory, gpu.profile(), Numerics::Exact, KvType::F32, true, 8);
+    chunked.arena.write_outputs(&mut chunked.slab, 0, &[7]).unwrap();
     let mut graph = chunked.capture_on(gpu, Head::Greedy);
     for chunk in all.chunks(8) {
         graph.replay(gpu, &mut chunked.slab, Drive::Host(chunk)).unwrap();
