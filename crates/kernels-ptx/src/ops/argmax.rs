@@ -2,7 +2,6 @@
 //! and slot of its row move on by one, the slot around the ring, and `step_count` counts. Equal
 //! logits: the lower id. NaN counts as −∞. Of an output without a row nothing is written.
 
-use crate::Candidate;
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
@@ -93,9 +92,20 @@ pub(super) fn expect_idle(best: &[u32], arrivals: &[u32]) {
 
 /// The best candidate's token; 0 if there is none.
 pub(super) fn argmax(logits: &[f32]) -> u32 {
-    let candidates = logits.iter().zip(0..).map(|(&value, index)| Candidate { value, index });
-    let best = candidates.reduce(|a, b| if b.beats(a) { b } else { a });
-    best.map_or(0, |best| best.index)
+    // First the best of all that come to lie in the same lane of a register, then of the lanes.
+    let (rows, rest) = logits.as_chunks::<8>();
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    for row in rows {
+        for (lane, &value) in lanes.iter_mut().zip(row) {
+            // False for NaN.
+            if value > *lane {
+                *lane = value;
+            }
+        }
+    }
+    let max = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| max.max(value));
+    let first = logits.iter().position(|&value| value == max || (max == f32::NEG_INFINITY));
+    first.unwrap_or(0) as u32
 }
 
 /// Makes the chosen token the input of the next step.

@@ -95,7 +95,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         window: a.window,
         scale: a.scale,
     };
-    attend.run(a.q, a.kv, a.tokens, a.partials);
+    attend.run(a.q, a.kv, a.tokens, a.n_segments as usize, a.partials);
     Ok(())
 }
 
@@ -138,12 +138,19 @@ pub(super) struct Attend<'a> {
 }
 
 impl Attend<'_> {
-    /// Fills the partial results of every token, head and segment.
-    pub(super) fn run(&self, q: &[f32], kv: &[u8], tokens: &[u32], partials: &mut [f32]) {
+    /// Fills the partial results of every token, head and the first `n_segments` of the segments.
+    pub(super) fn run(
+        &self,
+        q: &[f32],
+        kv: &[u8],
+        tokens: &[u32],
+        n_segments: usize,
+        partials: &mut [f32],
+    ) {
         let CacheIndex { n_kv_head, head_dim, .. } = self.index;
         let (n_head, slots) = (self.n_head, self.segments.max_context_tokens);
         let record = 2 + head_dim;
-        let per_head = self.segments.count as usize * record;
+        let per_head = n_segments * record;
         let one = |(row, partials): (usize, &mut [f32])| {
             let (token, head) = (row / n_head, row % n_head);
             let params = &tokens[token * 3..token * 3 + 3];
@@ -152,6 +159,7 @@ impl Attend<'_> {
             let q = &q[row * head_dim..][..head_dim];
             let block_table = self.tables.of_row(token);
             let kv_head = head / (n_head / n_kv_head);
+            let mut row = vec![0.0f32; head_dim];
             for (g, partial) in partials.chunks_exact_mut(record).enumerate() {
                 let first = (g as u32).saturating_mul(segment).min(n_live);
                 let end = first.saturating_add(segment).min(n_live);
@@ -165,16 +173,16 @@ impl Attend<'_> {
                 });
                 if self.half_cache {
                     let cache = bytemuck::cast_slice(kv);
-                    segment_attention::<f16>(q, cache, rows, self.scale, partial);
+                    segment_attention::<f16>(q, cache, rows, self.scale, &mut row, partial);
                 } else {
                     let cache = bytemuck::cast_slice(kv);
-                    segment_attention::<f32>(q, cache, rows, self.scale, partial);
+                    segment_attention::<f32>(q, cache, rows, self.scale, &mut row, partial);
                 }
             }
         };
         // A handful of short heads is quicker done than handed out.
         let longest = tokens.chunks_exact(3).map(|t| u64::from(t[0]) + 1).max().unwrap_or(0);
-        if longest * (q.len() as u64) < 1 << 16 {
+        if longest * (q.len() as u64) < 1 << 14 {
             partials.chunks_exact_mut(per_head).enumerate().for_each(one);
         } else {
             partials.par_chunks_exact_mut(per_head).enumerate().for_each(one);
@@ -204,15 +212,15 @@ fn segment_attention<T: CacheElem>(
     cache: &[T],
     rows: impl Iterator<Item = (usize, usize)>,
     scale: f32,
+    row: &mut [f32],
     partial: &mut [f32],
 ) {
     let (head, values) = partial.split_at_mut(2);
     let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0f32);
     values.fill(0.0);
-    let mut row = vec![0.0f32; q.len()];
     for (k, v) in rows {
-        T::load(&cache[k..k + q.len()], &mut row);
-        let score = dot(q, &row) * scale;
+        T::load(&cache[k..k + q.len()], row);
+        let score = dot(q, row) * scale;
         if score > max {
             let rescale = (max - score).exp();
             sum *= rescale;
@@ -221,8 +229,8 @@ fn segment_attention<T: CacheElem>(
         }
         let weight = (score - max).exp();
         sum += weight;
-        T::load(&cache[v..v + q.len()], &mut row);
-        values.iter_mut().zip(&row).for_each(|(value, v)| *value += weight * v);
+        T::load(&cache[v..v + q.len()], row);
+        values.iter_mut().zip(&*row).for_each(|(value, v)| *value += weight * v);
     }
     head[0] = max;
     head[1] = sum;

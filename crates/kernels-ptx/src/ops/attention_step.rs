@@ -116,16 +116,15 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     expect_idle(&[], a.arrivals);
     let mut q = vec![0.0; n_head * head_dim];
     append.token([a.tokens[0], a.tokens[1]], a.qkv, &mut q, a.kv);
-    let mut partials = vec![0.0; a.partials.len()];
-    attend.run(&q, a.kv, a.tokens, &mut partials);
-    combine(&partials, a.n_segments as usize, head_dim, a.out);
     let n_used = segments.n_used(a.tokens[0]) as usize;
+    let used = n_used * (2 + head_dim);
+    let mut partials = vec![0.0; n_head * used];
+    attend.run(&q, a.kv, a.tokens, n_used, &mut partials);
+    combine(&partials, n_used, head_dim, a.out);
     if n_used > 1 {
         let per_head = a.n_segments as usize * (2 + head_dim);
-        let used = n_used * (2 + head_dim);
-        for (to, from) in a.partials.chunks_exact_mut(per_head).zip(partials.chunks_exact(per_head))
-        {
-            to[..used].copy_from_slice(&from[..used]);
+        for (to, from) in a.partials.chunks_exact_mut(per_head).zip(partials.chunks_exact(used)) {
+            to[..used].copy_from_slice(from);
         }
     }
     Ok(())

@@ -90,10 +90,10 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     }
     let parts = Parts::bind(kernel, matrices, a.n_in)?;
     let q8 = Q8Vector::of_norm(a.x, a.norm, a.eps);
+    let x = q8.arranged();
     let n_rows = a.out.len() as u32;
     let epilogue = Epilogue { form: Form::Store, bias: a.bias, n_rows };
-    epilogue
-        .run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &q8.quants, &q8.groups, out));
+    epilogue.run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &x, out));
     Ok(())
 }
 

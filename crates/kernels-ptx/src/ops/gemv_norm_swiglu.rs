@@ -46,8 +46,8 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let matrix = |bytes| (Some(bytes), a.ggml_type, a.n_out);
     let parts = Parts::bind(kernel, [matrix(a.gate), matrix(a.up), (None, 0, 0)], a.n_in)?;
     let q8 = Q8Vector::of_norm(a.x, a.norm, a.eps);
+    let x = q8.arranged();
     let epilogue = Epilogue { form: Form::Swiglu, bias: None, n_rows: a.n_out };
-    epilogue
-        .run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &q8.quants, &q8.groups, out));
+    epilogue.run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &x, out));
     Ok(())
 }

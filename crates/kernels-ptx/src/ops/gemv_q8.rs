@@ -9,7 +9,7 @@
 //!
 //! Dot products of integers are exact, see [`q4k_soa::rows_dot_q8`].
 
-use q4k_soa::Q8Group;
+use q4k_soa::{ArrangedQ8, Q8Group};
 
 use super::matrix::{Parts, packed_bytes};
 use crate::geometry::{DeviceProfile, Geometry};
@@ -74,11 +74,9 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let n_in = a.n_in as usize;
     let form = Form::of(kernel, a.residual)?;
     let epilogue = Epilogue { form, bias: a.bias, n_rows: a.n_rows };
-    epilogue.run(a.out, a.n_in, |token, rows, out| {
-        let quants = &a.quants[token * n_in..][..n_in];
-        let groups = &a.groups[token * n_in / 32..][..n_in / 32];
-        parts.rows_dot_q8(rows, quants, groups, out);
-    });
+    let tokens = a.quants.chunks_exact(n_in).zip(a.groups.chunks_exact(n_in / 32));
+    let x: Vec<_> = tokens.map(|(quants, groups)| ArrangedQ8::new(quants, groups)).collect();
+    epilogue.run(a.out, a.n_in, |token, rows, out| parts.rows_dot_q8(rows, &x[token], out));
     Ok(())
 }
 

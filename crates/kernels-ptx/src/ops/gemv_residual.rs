@@ -42,8 +42,8 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let matrix = (Some(a.w), a.ggml_type, a.n_out);
     let parts = Parts::bind(kernel, [matrix, (None, 0, 0), (None, 0, 0)], a.n_in)?;
     let q8 = Q8Vector::of(a.x);
+    let x = q8.arranged();
     let epilogue = Epilogue { form: Form::Add(a.residual), bias: None, n_rows: a.n_out };
-    epilogue
-        .run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &q8.quants, &q8.groups, out));
+    epilogue.run(a.out, a.n_in, |_, rows, out| parts.rows_dot_q8(rows, &x, out));
     Ok(())
 }

@@ -58,9 +58,10 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let matrix = (Some(a.w), a.ggml_type, a.n_vocab);
     let parts = Parts::bind(kernel, [matrix, (None, 0, 0), (None, 0, 0)], a.n_in)?;
     let q8 = Q8Vector::of_norm(a.x, a.norm, a.eps);
+    let x = q8.arranged();
     let epilogue = Epilogue { form: Form::Store, bias: None, n_rows: a.n_vocab };
     epilogue.run(a.logits, a.n_in, |_, rows, out| {
-        parts.rows_dot_q8(rows, &q8.quants, &q8.groups, out);
+        parts.rows_dot_q8(rows, &x, out);
     });
     a.token[0] = argmax(a.logits);
     next_step(a.token[0], a.tokens, a.step_count, a.max_context_tokens);

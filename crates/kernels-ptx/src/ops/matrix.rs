@@ -1,7 +1,7 @@
 //! Weight matrices as kernel arguments: base address, GGUF type, rows. The planes lie where
 //! [`PackedLayout::planes`] says, which the CUDA side recomputes.
 
-use q4k_soa::{PackedLayout, PackedMatrix, Q8Group, Shape, WeightType, quantize_q8, rows_dot_q8};
+use q4k_soa::{ArrangedQ8, PackedLayout, PackedMatrix, Q8Group, Shape, WeightType, quantize_q8};
 
 use crate::params::ParamError;
 use crate::table::Kernel;
@@ -82,21 +82,20 @@ impl Parts<'_> {
     pub(crate) fn rows_dot_q8(
         &self,
         rows: std::ops::Range<u32>,
-        quants: &[i8],
-        groups: &[Q8Group],
+        x: &ArrangedQ8<'_>,
         out: &mut [f32],
     ) {
         self.for_rows(rows, |matrix, rows, at| {
             let len = rows.len();
-            rows_dot_q8(matrix, rows, quants, groups, &mut out[at..at + len]);
+            x.rows_dot(matrix, rows, &mut out[at..at + len]);
         });
     }
 }
 
 /// One token's activations in q8.
 pub(crate) struct Q8Vector {
-    pub(crate) quants: Vec<i8>,
-    pub(crate) groups: Vec<Q8Group>,
+    quants: Vec<i8>,
+    groups: Vec<Q8Group>,
 }
 
 impl Q8Vector {
@@ -112,6 +111,10 @@ impl Q8Vector {
         let mut q8 = Self::empty(x.len());
         super::rms_norm_q8::norm(x, weight, eps, &mut q8.quants, &mut q8.groups);
         q8
+    }
+
+    pub(crate) fn arranged(&self) -> ArrangedQ8<'_> {
+        ArrangedQ8::new(&self.quants, &self.groups)
     }
 
     fn empty(n: usize) -> Self {
@@ -144,7 +147,7 @@ pub(crate) fn expect_grouped(
 
 /// Rows per task of the host's thread pool: at least this many bytes of weights, so that
 /// handing out a task costs little beside it.
-const TASK_BYTES: u64 = 64 << 10;
+const TASK_BYTES: u64 = 16 << 10;
 
 /// Rows that one task should take of matrices with rows of `row_bytes`.
 pub(crate) fn rows_per_task(n_rows: u32, n_in: u32) -> usize {

@@ -1,9 +1,10 @@
 //! AVX2 with FMA and F16C.
 //!
-//! 8-bit products of quantised types go by *octets* of eight groups, 256 weights. Two groups of nibbles fill a register: 16
-//! bytes of one in the lower lane, of the next in the upper. So the activations are arranged once
-//! per call to lie the same way, and every weight byte is loaded once, masked, and multiplied.
-//! A row that does not end with a whole octet gets its last groups padded with zeros.
+//! 8-bit products of quantised types go by *octets* of eight groups, 256 weights. Two groups of
+//! nibbles, a *pair*, fill a register: 16 bytes of one in the lower lane, of the next in the upper.
+//! So the activations are arranged once to lie the same way, and every weight byte is loaded once,
+//! masked, and multiplied. Behind its whole octets a row goes on by pairs, and a group that is left
+//! over is a pair with zeros.
 
 #![allow(unsafe_code)]
 
@@ -26,12 +27,23 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// [`rows_dot_q8`](super::rows_dot_q8) of checked arguments; false where the processor is too old.
+/// The activations of [`rows_dot_q8`]; none where the processor is too old.
+pub(super) fn arranged(quants: &[i8], groups: &[Q8Group]) -> Vec<Octet> {
+    if !available() {
+        return Vec::new();
+    }
+    // SAFETY: the processor has all the features that the function enables.
+    unsafe { arrange(quants, groups) }
+}
+
+/// [`rows_dot_q8`](super::rows_dot_q8) of checked arguments; `octets` is what [`arranged`] made of
+/// the others. False where the processor is too old.
 pub(super) fn rows_dot_q8(
     matrix: &PackedMatrix<'_>,
     rows: Range<u32>,
     quants: &[i8],
     groups: &[Q8Group],
+    octets: &[Octet],
     out: &mut [f32],
 ) -> bool {
     if !available() {
@@ -43,14 +55,14 @@ pub(super) fn rows_dot_q8(
             WeightType::F32 => dot_q8_f32(matrix, rows, quants, groups, out),
             WeightType::F16 => dot_q8_f16(matrix, rows, quants, groups, out),
             WeightType::Bf16 => dot_q8_bf16(matrix, rows, quants, groups, out),
-            WeightType::Q4_0 => dot_q4_0(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q4_1 => dot_q4_1(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q5_0 => dot_q5_0(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q5_1 => dot_q5_1(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q8_0 => dot_q8_0(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q4K => dot_q4_k(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q5K => dot_q5_k(matrix, rows, &arrange(quants, groups), out),
-            WeightType::Q6K => dot_q6_k(matrix, rows, &arrange(quants, groups), out),
+            WeightType::Q4_0 => dot_q4_0(matrix, rows, octets, out),
+            WeightType::Q4_1 => dot_q4_1(matrix, rows, octets, out),
+            WeightType::Q5_0 => dot_q5_0(matrix, rows, octets, out),
+            WeightType::Q5_1 => dot_q5_1(matrix, rows, octets, out),
+            WeightType::Q8_0 => dot_q8_0(matrix, rows, octets, out),
+            WeightType::Q4K => dot_q4_k(matrix, rows, octets, out),
+            WeightType::Q5K => dot_q5_k(matrix, rows, octets, out),
+            WeightType::Q6K => dot_q6_k(matrix, rows, octets, out),
         }
     }
     true
@@ -121,7 +133,7 @@ const OCTET_GROUPS: usize = 8;
 /// The activations of eight groups, arranged.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
-struct Octet {
+pub(super) struct Octet {
     pairs: [Pair; 4],
     scales: [f32; 8],
     scaled_sums: [f32; 8],
@@ -171,9 +183,10 @@ fn arrange(quants: &[i8], groups: &[Q8Group]) -> Vec<Octet> {
 }
 
 /// The rows of a type: `$octet` is called with eight groups of activations and the bytes that
-/// they meet in each plane.
+/// they meet in each plane. What is left of a row goes `by_pairs` to another function, with two of
+/// the eight; of types whose blocks are octets `nothing` is left.
 macro_rules! rows_of {
-    ($name:ident, $octet:ident, $($plane:ident: $bytes:literal),+) => {
+    ($name:ident, $octet:ident, $rest:ident $($pair:ident)?, $($plane:ident: $bytes:literal),+) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         fn $name(matrix: &PackedMatrix<'_>, rows: Range<u32>, x: &[Octet], out: &mut [f32]) {
             for (row, out) in rows.zip(out) {
@@ -184,15 +197,32 @@ macro_rules! rows_of {
                 for (index, x) in x[..whole].iter().enumerate() {
                     sums.$octet(x, $(&$plane.0[index]),+);
                 }
-                if let Some(x) = x.get(whole) {
-                    $(
-                        let mut padded = [0; $bytes];
-                        padded[..$plane.1.len()].copy_from_slice($plane.1);
-                        let $plane = padded;
-                    )+
-                    sums.$octet(x, $(&$plane),+);
-                }
+                $rest!(sums, $($pair)?, x.get(whole), $($plane: $bytes),+);
                 *out = sums.total();
+            }
+        }
+    };
+}
+
+macro_rules! nothing {
+    ($($any:tt)*) => {};
+}
+
+macro_rules! by_pairs {
+    ($sums:ident, $pair:ident, $x:expr, $($plane:ident: $bytes:literal),+) => {
+        if let Some(x) = $x {
+            $( let $plane = $plane.1.as_chunks::<{ $bytes / 4 }>(); )+
+            let pairs = first!($($plane),+).0.len();
+            for index in 0..pairs {
+                $sums.$pair(x, index, $(&$plane.0[index]),+);
+            }
+            if !first!($($plane),+).1.is_empty() {
+                $(
+                    let mut padded = [0; $bytes / 4];
+                    padded[..$bytes / 8].copy_from_slice($plane.1);
+                    let $plane = padded;
+                )+
+                $sums.$pair(x, pairs, $(&$plane),+);
             }
         }
     };
@@ -204,16 +234,16 @@ macro_rules! first {
     };
 }
 
-rows_of!(dot_q4_0, q4_0, quants: 128, d: 16);
-rows_of!(dot_q4_1, q4_1, quants: 128, d: 32);
-rows_of!(dot_q5_0, q5_0, quants: 128, high: 32, d: 16);
-rows_of!(dot_q5_1, q5_1, quants: 128, high: 32, d: 32);
-rows_of!(dot_q8_0, q8_0, quants: 256, d: 16);
-rows_of!(dot_q4_k, q4_k, quants: 128, scales: 12, d: 4);
-rows_of!(dot_q5_k, q5_k, quants: 128, high: 32, scales: 12, d: 4);
-rows_of!(dot_q6_k, q6_k, low: 128, high: 64, scales: 16, d: 2);
+rows_of!(dot_q4_0, q4_0, by_pairs q4_0_pair, quants: 128, d: 16);
+rows_of!(dot_q4_1, q4_1, by_pairs q4_1_pair, quants: 128, d: 32);
+rows_of!(dot_q5_0, q5_0, by_pairs q5_0_pair, quants: 128, high: 32, d: 16);
+rows_of!(dot_q5_1, q5_1, by_pairs q5_1_pair, quants: 128, high: 32, d: 32);
+rows_of!(dot_q8_0, q8_0, by_pairs q8_0_pair, quants: 256, d: 16);
+rows_of!(dot_q4_k, q4_k, nothing, quants: 128, scales: 12, d: 4);
+rows_of!(dot_q5_k, q5_k, nothing, quants: 128, high: 32, scales: 12, d: 4);
+rows_of!(dot_q6_k, q6_k, nothing, low: 128, high: 64, scales: 16, d: 2);
 
-/// A row's result so far, group i of every octet in element i.
+/// A row's result so far: group i of every octet in element i, groups of pairs anywhere.
 #[derive(Clone, Copy)]
 struct Sums {
     products: __m256,
@@ -365,14 +395,93 @@ impl Sums {
     }
 }
 
+/// Pairs: four partial dot products of a group in each lane, which are added up at the end of the
+/// row.
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q4_0_pair(&mut self, x: &Octet, pair: usize, quants: &[u8; 32], d: &[u8; 4]) {
+        let dots = without_pair_bias::<8>(x, pair, pair_4(x, pair, quants));
+        self.add_pair(x, pair, dots, spread::<0, 1>(halves_2(d)));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q4_1_pair(&mut self, x: &Octet, pair: usize, quants: &[u8; 32], d: &[u8; 8]) {
+        let d = halves_4(d);
+        self.add_pair(x, pair, pair_4(x, pair, quants), spread::<0, 2>(d));
+        self.add_pair_offsets(x, pair, spread::<1, 3>(d));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q5_0_pair(
+        &mut self,
+        x: &Octet,
+        pair: usize,
+        quants: &[u8; 32],
+        high: &[u8; 8],
+        d: &[u8; 4],
+    ) {
+        let dots = without_pair_bias::<16>(x, pair, pair_5(x, pair, quants, high));
+        self.add_pair(x, pair, dots, spread::<0, 1>(halves_2(d)));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q5_1_pair(
+        &mut self,
+        x: &Octet,
+        pair: usize,
+        quants: &[u8; 32],
+        high: &[u8; 8],
+        d: &[u8; 8],
+    ) {
+        let d = halves_4(d);
+        self.add_pair(x, pair, pair_5(x, pair, quants, high), spread::<0, 2>(d));
+        self.add_pair_offsets(x, pair, spread::<1, 3>(d));
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn q8_0_pair(&mut self, x: &Octet, pair: usize, quants: &[u8; 64], d: &[u8; 4]) {
+        let quants = quants.as_chunks::<32>().0;
+        let [a, b] = [0, 1].map(|lane| group_8(x, 2 * pair + lane, &quants[lane]));
+        // The halves of each group's partial sums, added: a's in the lower lane, b's in the upper.
+        let dots = _mm256_add_epi32(
+            _mm256_permute2x128_si256::<0x20>(a, b),
+            _mm256_permute2x128_si256::<0x31>(a, b),
+        );
+        self.add_pair(x, pair, dots, spread::<0, 1>(halves_2(d)));
+    }
+
+    /// As [`add_products`](Self::add_products).
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_pair(&mut self, x: &Octet, pair: usize, dots: __m256i, d: __m256) {
+        let scales = spread::<0, 1>(load_2(&x.scales.as_chunks::<2>().0[pair]));
+        let scales = _mm256_mul_ps(d, scales);
+        self.products = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scales, self.products);
+    }
+
+    /// As [`add_offsets`](Self::add_offsets); one element of each lane is enough.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add_pair_offsets(&mut self, x: &Octet, pair: usize, offsets: __m256) {
+        let sums = spread::<0, 1>(load_2(&x.scaled_sums.as_chunks::<2>().0[pair]));
+        let products = _mm256_mul_ps(offsets, sums);
+        let first = _mm256_blend_ps::<0b0001_0001>(_mm256_setzero_ps(), products);
+        self.offsets = _mm256_add_ps(self.offsets, first);
+    }
+}
+
 /// Dot products of eight groups of nibbles, group i in element i.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots_4(x: &Octet, quants: &[u8; 128]) -> __m256i {
     let mut dots = [_mm256_setzero_si256(); 4];
     for (pair, dots) in dots.iter_mut().enumerate() {
-        let bytes = load_pair(quants, pair);
-        *dots = dot_pair(&x.pairs[pair], low_nibbles(bytes), high_nibbles(bytes));
+        *dots = pair_4(x, pair, &quants.as_chunks::<32>().0[pair]);
     }
     by_group(dots)
 }
@@ -381,6 +490,45 @@ fn dots_4(x: &Octet, quants: &[u8; 128]) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots_5(x: &Octet, quants: &[u8; 128], high: &[u8; 32]) -> __m256i {
+    let mut dots = [_mm256_setzero_si256(); 4];
+    for (pair, dots) in dots.iter_mut().enumerate() {
+        let (quants, high) = (&quants.as_chunks::<32>().0[pair], &high.as_chunks::<8>().0[pair]);
+        *dots = pair_5(x, pair, quants, high);
+    }
+    by_group(dots)
+}
+
+/// As [`dots_4`], of signed bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dots_8(x: &Octet, quants: &[u8; 256]) -> __m256i {
+    let quants = quants.as_chunks::<32>().0;
+    let mut dots = [_mm256_setzero_si256(); 8];
+    for (group, dots) in dots.iter_mut().enumerate() {
+        *dots = group_8(x, group, &quants[group]);
+    }
+    let [a, b, c, d, e, f, g, h] = dots;
+    let add = |a, b| _mm256_hadd_epi32(a, b);
+    let first = add(add(a, b), add(c, d));
+    let second = add(add(e, f), add(g, h));
+    _mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(first, second),
+        _mm256_permute2x128_si256::<0x31>(first, second),
+    )
+}
+
+/// Four partial dot products of each of two groups of nibbles.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pair_4(x: &Octet, pair: usize, quants: &[u8; 32]) -> __m256i {
+    let bytes = load_i8(bytemuck::cast_ref(quants));
+    dot_pair(&x.pairs[pair], low_nibbles(bytes), high_nibbles(bytes))
+}
+
+/// As [`pair_4`], with a fifth bit per weight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pair_5(x: &Octet, pair: usize, quants: &[u8; 32], high: &[u8; 8]) -> __m256i {
     let byte_of = |first: i64, second: i64| {
         _mm256_setr_epi64x(
             0x0101_0101_0101_0101 * first,
@@ -390,47 +538,32 @@ fn dots_5(x: &Octet, quants: &[u8; 128], high: &[u8; 32]) -> __m256i {
         )
     };
     let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let mut dots = [_mm256_setzero_si256(); 4];
-    for (pair, dots) in dots.iter_mut().enumerate() {
-        let bytes = load_pair(quants, pair);
-        let words = _mm256_set1_epi64x(i64::from_le_bytes(high.as_chunks::<8>().0[pair]));
-        let fifth = |bytes: __m256i| {
-            let bits = _mm256_and_si256(_mm256_shuffle_epi8(words, bytes), bit_of_byte);
-            let set = _mm256_cmpeq_epi8(bits, bit_of_byte);
-            _mm256_and_si256(set, _mm256_set1_epi8(16))
-        };
-        let first = _mm256_or_si256(low_nibbles(bytes), fifth(byte_of(0, 4)));
-        let second = _mm256_or_si256(high_nibbles(bytes), fifth(byte_of(2, 6)));
-        *dots = dot_pair(&x.pairs[pair], first, second);
-    }
-    by_group(dots)
+    let bytes = load_i8(bytemuck::cast_ref(quants));
+    let words = _mm256_set1_epi64x(i64::from_le_bytes(*high));
+    let fifth = |bytes: __m256i| {
+        let bits = _mm256_and_si256(_mm256_shuffle_epi8(words, bytes), bit_of_byte);
+        let set = _mm256_cmpeq_epi8(bits, bit_of_byte);
+        _mm256_and_si256(set, _mm256_set1_epi8(16))
+    };
+    let first = _mm256_or_si256(low_nibbles(bytes), fifth(byte_of(0, 4)));
+    let second = _mm256_or_si256(high_nibbles(bytes), fifth(byte_of(2, 6)));
+    dot_pair(&x.pairs[pair], first, second)
 }
 
-/// As [`dots_4`], of signed bytes. Both factors may be -128, so they are widened first.
+/// Eight partial dot products of a group of signed bytes. Both factors may be -128, so they are
+/// widened first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dots_8(x: &Octet, quants: &[u8; 256]) -> __m256i {
-    let quants = quants.as_chunks::<16>().0;
-    let mut dots = [_mm256_setzero_si256(); 8];
-    for (group, dots) in dots.iter_mut().enumerate() {
-        let pair = &x.pairs[group / 2];
-        let widened = |bytes: &[u8; 16]| _mm256_cvtepi8_epi16(load_16(bytes));
-        let lane = |half: &[i8; 32]| {
-            let bytes: &[u8; 32] = bytemuck::cast_ref(half);
-            widened(&bytes.as_chunks::<16>().0[group % 2])
-        };
-        *dots = _mm256_add_epi32(
-            _mm256_madd_epi16(widened(&quants[2 * group]), lane(&pair.first)),
-            _mm256_madd_epi16(widened(&quants[2 * group + 1]), lane(&pair.second)),
-        );
-    }
-    let [a, b, c, d, e, f, g, h] = dots;
-    let add = |a, b| _mm256_hadd_epi32(a, b);
-    let first = add(add(a, b), add(c, d));
-    let second = add(add(e, f), add(g, h));
+fn group_8(x: &Octet, group: usize, quants: &[u8; 32]) -> __m256i {
+    let (pair, quants) = (&x.pairs[group / 2], quants.as_chunks::<16>().0);
+    let widened = |bytes: &[u8; 16]| _mm256_cvtepi8_epi16(load_16(bytes));
+    let lane = |half: &[i8; 32]| {
+        let bytes: &[u8; 32] = bytemuck::cast_ref(half);
+        widened(&bytes.as_chunks::<16>().0[group % 2])
+    };
     _mm256_add_epi32(
-        _mm256_permute2x128_si256::<0x20>(first, second),
-        _mm256_permute2x128_si256::<0x31>(first, second),
+        _mm256_madd_epi16(widened(&quants[0]), lane(&pair.first)),
+        _mm256_madd_epi16(widened(&quants[1]), lane(&pair.second)),
     )
 }
 
@@ -461,6 +594,40 @@ fn by_group([a, b, c, d]: [__m256i; 4]) -> __m256i {
 fn without_bias<const BIAS: i32>(x: &Octet, dots: __m256i) -> __m256i {
     let bias = _mm256_mullo_epi32(load_i32(&x.sums), _mm256_set1_epi32(BIAS));
     _mm256_sub_epi32(dots, bias)
+}
+
+/// As [`without_bias`], of the partial dot products of a pair.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn without_pair_bias<const BIAS: i32>(x: &Octet, pair: usize, dots: __m256i) -> __m256i {
+    let [a, b] = x.sums.as_chunks::<2>().0[pair];
+    _mm256_sub_epi32(dots, _mm256_setr_epi32(BIAS * a, 0, 0, 0, BIAS * b, 0, 0, 0))
+}
+
+/// Element A in the whole lower lane, B in the upper.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn spread<const A: i32, const B: i32>(from: __m128) -> __m256 {
+    let places = _mm256_setr_epi32(A, A, A, A, B, B, B, B);
+    _mm256_permutevar8x32_ps(_mm256_castps128_ps256(from), places)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn halves_2(bytes: &[u8; 4]) -> __m128 {
+    _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*bytes)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn halves_4(bytes: &[u8; 8]) -> __m128 {
+    _mm_cvtph_ps(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load_2(floats: &[f32; 2]) -> __m128 {
+    _mm_castsi128_ps(_mm_cvtsi64_si128(bytemuck::cast(*floats)))
 }
 
 #[inline]
