@@ -28,6 +28,8 @@ modules! {
     ("persistent_sm90", "compute_90", "8.4", 0xa4e748c5abed2fa5, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x9f76f55c536c18aa, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0x86dfa556cc8eaac6, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
+    ("read_bandwidth", "compute_80", "8.4", 0xf737d0cbfc77fc18, include_str!("read_bandwidth.compute_80.ptx"), ["read_bandwidth"]);
+    ("read_bandwidth", "compute_90", "8.4", 0x8efd9a053138b235, include_str!("read_bandwidth.compute_90.ptx"), ["read_bandwidth"]);
     ("rms_norm", "compute_80", "8.4", 0x8a97466ad4ccf0bf, include_str!("rms_norm.compute_80.ptx"), ["rms_norm"]);
     ("rms_norm", "compute_90", "8.4", 0x9570acf8a2e4eb01, include_str!("rms_norm.compute_90.ptx"), ["rms_norm"]);
     ("rms_norm_add", "compute_80", "8.4", 0xce0bfcc8f2f84eb2, include_str!("rms_norm_add.compute_80.ptx"), ["rms_norm_add"]);

@@ -104,8 +104,7 @@ impl<B: Backend> Graph<B> {
     ) -> Result<(), GraphError> {
         slab.resolve(self.cover).map_err(GraphError::Stale)?;
         if let Drive::Host(params) = drive {
-            slab.write_view(self.tokens, 0, bytemuck::cast_slice(params))
-                .map_err(GraphError::Params)?;
+            self.write_params(slab, params)?;
         }
         backend.replay(slab.memory_mut(), &mut self.executable)?;
         let uploaded = slab.counters().h2d_bytes;
@@ -115,6 +114,15 @@ impl<B: Backend> Graph<B> {
         self.h2d_mark_bytes = uploaded;
         self.replays += 1;
         Ok(())
+    }
+
+    /// Says which token the next replay computes.
+    pub(crate) fn write_params(
+        &self,
+        slab: &mut Slab<B::Memory>,
+        params: &[TokenParams],
+    ) -> Result<(), GraphError> {
+        slab.write_view(self.tokens, 0, bytemuck::cast_slice(params)).map_err(GraphError::Params)
     }
 
     /// Runs the step launch by launch, calling `after` behind each: for comparing backends.

@@ -8,6 +8,7 @@ mod key;
 mod launch;
 mod persistent;
 mod plan;
+mod profile;
 pub mod ptx;
 mod step;
 mod telemetry;
@@ -27,5 +28,6 @@ pub use plan::{
     Activation, Fusion, Head, KvArena, LayerWeights, ModelDims, ModelWeights, Numerics,
     PersistentArena, RopePlan, StepArena, StepPlan, WeightRef,
 };
+pub use profile::{OpTime, Probe, read_bandwidth};
 pub use step::{RecordError, Recording, record};
 pub use telemetry::GraphTelemetry;

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use gpu_slab::MemoryError;
 use gpu_slab::testing::FailingMemory;
 use kernels_ptx::DeviceProfile;
 
@@ -71,6 +72,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     fn device(&self) -> String {
         self.inner.device()
+    }
+
+    fn allocate(&self, len_bytes: u64) -> Result<Self::Memory, MemoryError> {
+        self.inner.allocate(len_bytes).map(FailingMemory::new)
     }
 
     fn profile(&self) -> DeviceProfile {

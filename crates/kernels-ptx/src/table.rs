@@ -98,6 +98,8 @@ kernels! {
     Head = head: head v 1,
     /// Draws the next token from the logits, and makes it the input of the next step.
     Sample = sample: sample v 3,
+    /// Reads a buffer: what a measurement takes for the device's best.
+    ReadBandwidth = read_bandwidth: read_bandwidth v 1,
     /// The whole step of one token.
     Persistent = persistent_sm90: persistent_sm90 v 1,
 }

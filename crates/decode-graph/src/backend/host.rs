@@ -1,6 +1,6 @@
 //! Launches run as CPU twins over the bytes of a [`HostMemory`].
 
-use gpu_slab::HostMemory;
+use gpu_slab::{HostMemory, MemoryError};
 use kernels_ptx::{Access, Arg, DeviceProfile, MAX_PARAMS, ParamKind, Slice, TwinArgs};
 
 use super::{Backend, BackendError};
@@ -107,6 +107,10 @@ impl Backend for HostBackend {
         format!("CPU, {}", std::env::consts::ARCH)
     }
 
+    fn allocate(&self, len_bytes: u64) -> Result<HostMemory, MemoryError> {
+        HostMemory::new(len_bytes)
+    }
+
     fn profile(&self) -> DeviceProfile {
         DeviceProfile::A2000
     }
@@ -132,7 +136,9 @@ impl Backend for HostBackend {
         memory: &mut HostMemory,
         graph: &mut HostGraph,
     ) -> Result<(), BackendError> {
-        graph.launches.iter().try_for_each(|launch| launch.run(memory))
+        // On one of the pool's own threads: from outside of it every launch would wake one, and be
+        // woken, which takes longer than many a launch.
+        rayon::scope(|_| graph.launches.iter().try_for_each(|launch| launch.run(memory)))
     }
 
     fn launch(

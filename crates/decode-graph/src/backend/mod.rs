@@ -1,6 +1,6 @@
 //! The seam under the graph: who runs the launches.
 
-use gpu_slab::DeviceMemory;
+use gpu_slab::{DeviceMemory, MemoryError};
 use kernels_ptx::DeviceProfile;
 
 use crate::launch::{ByteRange, Launch};
@@ -39,6 +39,9 @@ pub trait Backend {
 
     /// What it runs on, for people.
     fn device(&self) -> String;
+
+    /// Memory of a fixed length that it can work on.
+    fn allocate(&self, len_bytes: u64) -> Result<Self::Memory, MemoryError>;
 
     /// What geometry depends on.
     fn profile(&self) -> DeviceProfile;

@@ -99,6 +99,7 @@ tests! {
     argmax: Argmax,
     head: Head,
     sample: Sample,
+    read_bandwidth: ReadBandwidth,
 }
 
 /// A buffer of a case with what the kernel does with it.

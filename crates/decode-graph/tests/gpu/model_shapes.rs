@@ -108,6 +108,8 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
             Kernel::GemvNormSwiglu => cases.push(gemv_norm_swiglu_case(model, device, random)),
             Kernel::GemvResidual => cases.extend(gemv_residual_cases(model, device, random)),
             Kernel::Sample => cases.extend(sample_cases(model, device, random)),
+            // Of no model.
+            Kernel::ReadBandwidth => {}
             _ => gemv_cases(kernel, model, device, random, &mut cases),
         }
     }

@@ -18,6 +18,7 @@ pub mod gemv_residual;
 pub mod head;
 pub mod persistent_sm90;
 pub mod quantize_q8;
+pub mod read_bandwidth;
 pub mod rms_norm;
 pub mod rms_norm_add;
 pub mod rms_norm_q8;

@@ -97,6 +97,7 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::Argmax => vocab::argmax(random),
         Kernel::Head => fused::head(random),
         Kernel::Sample => vocab::sample(random),
+        Kernel::ReadBandwidth => rows::read_bandwidth(random),
         other => panic!("{} has no cases", other.name()),
     }
 }

@@ -388,6 +388,10 @@ impl Backend for CudaBackend {
         self.device.to_string()
     }
 
+    fn allocate(&self, len_bytes: u64) -> Result<CudaMemory, MemoryError> {
+        CudaMemory::new(&self.stream, len_bytes)
+    }
+
     fn profile(&self) -> DeviceProfile {
         self.device.profile
     }

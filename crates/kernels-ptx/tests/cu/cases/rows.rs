@@ -1,11 +1,13 @@
 //! Embedding, norms and quantisation.
 
-use kernels_ptx::ops::{embed, gather_rows, quantize_q8, rms_norm, rms_norm_add, rms_norm_q8};
+use kernels_ptx::ops::{
+    embed, gather_rows, quantize_q8, read_bandwidth, rms_norm, rms_norm_add, rms_norm_q8,
+};
 use kernels_ptx::{DeviceProfile, Kernel};
 use q4k_soa::{Q8Group, WeightType};
 
 use super::data::tokens_of;
-use super::{Buf, Builder, Case, Compare, Random};
+use super::{Buf, Builder, Case, Compare, Random, SMALL};
 
 pub(crate) fn embed(random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -170,4 +172,23 @@ pub(crate) fn quantize_q8(random: &mut Random) -> Vec<Case> {
         ));
     }
     cases
+}
+
+pub(crate) fn read_bandwidth(random: &mut Random) -> Vec<Case> {
+    let one = |(n_quads, device): (u32, DeviceProfile)| {
+        let mut b = Builder::default();
+        let n_blocks = read_bandwidth::blocks(n_quads, &device);
+        let words: Vec<u32> = (0..n_quads * 4).map(|_| random.bits() as u32).collect();
+        let args = read_bandwidth::Args {
+            data: b.input(&words),
+            out: b.output::<u32>(n_blocks, Compare::Exact),
+            n_quads,
+            n_blocks,
+        };
+        let kernel = Kernel::ReadBandwidth;
+        let geometry = args.geometry(&device);
+        b.case(kernel, format!("{n_quads} quads"), args.list(kernel, Buf::len_bytes), geometry)
+    };
+    let small = [1, 255, 1000, 1024, 1025, 8193, 9000].map(|n_quads| (n_quads, SMALL));
+    small.into_iter().chain([(5000, DeviceProfile::A2000)]).map(one).collect()
 }
