@@ -1,6 +1,6 @@
 //! What generation asks of a decoder, whatever backend it runs on.
 
-use decode_graph::{Drive, Head};
+use decode_graph::{Drive, Head, OpTime};
 use gpu_slab::QueuedRead;
 use kernels_ptx::SamplingPack;
 
@@ -70,6 +70,17 @@ pub trait Decode: Send {
     fn into_batch(self: Box<Self>) -> Option<(SchedulerOptions, Box<dyn BatchDevice>)> {
         None
     }
+
+    /// Times the operations of the step at a depth of so many tokens, and the whole step, seconds:
+    /// medians of `repetitions`. The cache may not be relied on afterwards.
+    fn time_ops(
+        &mut self,
+        depth: u32,
+        repetitions: u32,
+    ) -> Result<(Vec<OpTime>, f64), ResidencyError>;
+
+    /// Bytes per second at which the backend reads memory that no cache holds.
+    fn read_bandwidth(&mut self) -> Result<f64, ResidencyError>;
 
     /// A copy of everything that can be watched.
     fn telemetry(&self) -> Telemetry;

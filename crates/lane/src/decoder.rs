@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Instant;
 
-use decode_graph::{Backend, Drive, Head, ModelWeights, StepPlan};
+use decode_graph::{Backend, Drive, Head, ModelWeights, OpTime, Probe, StepPlan};
 use gpu_slab::{QueuedRead, Slab};
-use kernels_ptx::SamplingPack;
+use kernels_ptx::{SamplingPack, TokenParams};
 
 use crate::batch::{BatchDevice, Many, SchedulerOptions};
 use crate::decode::Decode;
@@ -193,6 +193,36 @@ where
     fn into_batch(self: Box<Self>) -> Option<(SchedulerOptions, Box<dyn BatchDevice>)> {
         let options = self.many.as_ref()?.scheduler.clone();
         Some((options, self))
+    }
+
+    fn time_ops(
+        &mut self,
+        depth: u32,
+        repetitions: u32,
+    ) -> Result<(Vec<OpTime>, f64), ResidencyError> {
+        let kv = self.plan.kv;
+        let bytes_per_token = kv.total_bytes()
+            / u64::from(kv.n_layer())
+            / u64::from(kv.blocks_per_layer())
+            / u64::from(kv.block_size_tokens());
+        let token = TokenParams {
+            absolute_position: depth,
+            ring_slot: depth % kv.max_context_tokens(),
+            token_id: 0,
+        };
+        let kv_bytes_per_layer = bytes_per_token * u64::from(depth + 1);
+        self.residency.time_ops(&Probe { token, kv_bytes_per_layer, repetitions })
+    }
+
+    fn read_bandwidth(&mut self) -> Result<f64, ResidencyError> {
+        // Larger than caches, which a GPU needs more for; less where it has no more.
+        let on_host = self.residency.backend().name() == "host";
+        for len_bytes in [1 << 30, 512 << 20].into_iter().filter(|_| !on_host) {
+            if let Ok(found) = self.residency.read_bandwidth(len_bytes) {
+                return Ok(found);
+            }
+        }
+        self.residency.read_bandwidth(128 << 20)
     }
 
     fn telemetry(&self) -> Telemetry {

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use decode_graph::Head;
+use decode_graph::{Head, OpTime};
 
 use crate::decode::Decode;
 use crate::generate::{Cancel, GenerateOptions, Generation};
@@ -112,20 +112,21 @@ impl State {
     /// Refuses ids out of range, and prompts that the context cannot hold unless its ring may
     /// forget their beginning.
     pub(crate) fn check_prompt(&self, prompt: &[u32], ring: bool) -> Result<(), LaneError> {
-        let (n_vocab, max_context_tokens) =
-            (self.decoder.n_vocab(), self.decoder.max_context_tokens());
+        let n_vocab = self.decoder.n_vocab();
         if prompt.is_empty() {
             return Err(LaneError::EmptyPrompt);
         }
         if let Some(&id) = prompt.iter().find(|&&id| id >= n_vocab) {
             return Err(LaneError::TokenOutOfRange { id, n_vocab });
         }
-        if prompt.len() > max_context_tokens as usize && !ring {
-            return Err(LaneError::PromptTooLong {
-                prompt_tokens: prompt.len(),
-                max_context_tokens,
-                advice: "shorten it, or ask for a larger context",
-            });
+        self.check_length(prompt.len(), ring)
+    }
+
+    fn check_length(&self, prompt_tokens: usize, ring: bool) -> Result<(), LaneError> {
+        let max_context_tokens = self.decoder.max_context_tokens();
+        if prompt_tokens > max_context_tokens as usize && !ring {
+            let advice = "shorten it, or ask for a larger context";
+            return Err(LaneError::PromptTooLong { prompt_tokens, max_context_tokens, advice });
         }
         Ok(())
     }
@@ -222,17 +223,37 @@ impl Lane {
         ids: &[u32],
         mut look: impl FnMut(&[f32]),
     ) -> Result<(), LaneError> {
-        let mut state = self.lock()?;
-        state.check_prompt(ids, false)?;
-        state.decoder.prepare(Head::Greedy)?;
-        state.forget();
-        let mut logits = vec![0.0; state.decoder.n_vocab() as usize];
+        let mut evaluator = self.evaluator()?;
+        evaluator.state.check_prompt(ids, false)?;
         for &id in ids {
-            state.feed(id)?;
-            state.read_logits(&mut logits)?;
-            look(&logits);
+            evaluator.feed(id)?;
+            look(evaluator.logits()?);
         }
         Ok(())
+    }
+
+    /// Locks the lane for feeding it token by token; its cache is empty.
+    pub fn evaluator(&self) -> Result<Evaluator<'_>, LaneError> {
+        let mut state = self.lock()?;
+        state.decoder.prepare(Head::Greedy)?;
+        state.forget();
+        let logits = vec![0.0; state.decoder.n_vocab() as usize];
+        Ok(Evaluator { state, logits })
+    }
+
+    /// Times the operations of a greedy step that sees `depth` tokens before its own, each kind by
+    /// itself, and the whole step, seconds: medians of `repetitions`. The cache is empty afterwards.
+    pub fn time_ops(&self, depth: u32, repetitions: u32) -> Result<(Vec<OpTime>, f64), LaneError> {
+        let mut state = self.lock()?;
+        state.check_length(depth as usize + 1, false)?;
+        state.decoder.prepare(Head::Greedy)?;
+        state.forget();
+        Ok(state.decoder.time_ops(depth, repetitions)?)
+    }
+
+    /// Bytes per second at which the backend reads memory that no cache holds.
+    pub fn read_bandwidth(&self) -> Result<f64, LaneError> {
+        Ok(self.lock()?.decoder.read_bandwidth()?)
     }
 
     /// A copy of everything that can be watched.
@@ -272,6 +293,33 @@ pub struct Prefilled {
     pub time: Duration,
     /// Steps, each of a chunk of tokens or of one.
     pub steps: u32,
+}
+
+/// A lane being fed token by token.
+pub struct Evaluator<'a> {
+    state: MutexGuard<'a, State>,
+    logits: Vec<f32>,
+}
+
+impl Evaluator<'_> {
+    /// Empties the cache.
+    pub fn restart(&mut self) {
+        self.state.forget();
+    }
+
+    /// Runs a step on `id`, which the vocabulary and the context must have room for.
+    pub fn feed(&mut self, id: u32) -> Result<(), LaneError> {
+        let fed = self.state.history.len();
+        self.state.check_prompt(&[id], false)?;
+        self.state.check_length(fed + 1, false)?;
+        self.state.feed(id)
+    }
+
+    /// The logits behind the last token, `[n_vocab]`.
+    pub fn logits(&mut self) -> Result<&[f32], LaneError> {
+        self.state.read_logits(&mut self.logits)?;
+        Ok(&self.logits)
+    }
 }
 
 /// What [`Lane::evaluate`] found.

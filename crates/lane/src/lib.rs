@@ -14,6 +14,7 @@ pub mod memory_plan;
 pub mod model;
 pub mod open;
 pub mod open_cuda;
+pub mod perplexity;
 pub mod residency;
 pub mod sampling;
 pub mod saved_state;
@@ -23,7 +24,7 @@ pub mod synth;
 pub mod tokenizer;
 
 pub use generate::{Cancel, DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
-pub use lane::{Lane, LaneError};
+pub use lane::{Evaluator, Lane, LaneError};
 pub use loading::CachePlace;
 pub use memory_plan::{ContextSize, FusionChoice, MemoryPlan, PlanOptions};
 pub use open::{BackendChoice, LaneOptions, ModelFile};

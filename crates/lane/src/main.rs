@@ -11,15 +11,17 @@ fn main() -> ExitCode {
     env_logger::Builder::new()
         .filter_level(cli.log_level())
         .parse_default_env()
+        .target(env_logger::Target::Pipe(Box::new(cli::progress::Stderr)))
         .format(|out, record| {
             use std::io::Write;
             writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), record.args())
         })
         .init();
     match cli.run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
+        Err(error) if cli::reader_has_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            cli::say(&cli::visible(&format!("error: {error:#}")));
+            cli::say(&cli::visible(&format!("error: {}", cli::sentence(&error))));
             ExitCode::FAILURE
         }
     }

@@ -16,7 +16,7 @@ use crate::loading::{CachePlace, Progress};
 use crate::memory_plan::{MemoryPlan, PlanOptions};
 use crate::model::Model;
 use crate::residency::ResidencyError;
-use crate::tokenizer::{Tokenizer, Vocabulary};
+use crate::tokenizer::{Tokenizer, TokenizerWarning, Vocabulary};
 
 /// The model that is part of the program: 5.8 M parameters, public domain.
 pub static EMBEDDED_MODEL: &[u8] = include_bytes!("../models/whale-5.8m-q4_k_m.gguf");
@@ -92,7 +92,10 @@ impl ModelFile {
     pub fn tokenizer(&self) -> Result<Tokenizer, LaneError> {
         let tokenizer = Tokenizer::new(Vocabulary::from_gguf(&self.gguf)?)?;
         for warning in tokenizer.warnings() {
-            log::warn!(target: "lane", "tokenizer: {warning}");
+            // Of rare scripts, and true of many good models: nothing to say with every run.
+            let rare = matches!(warning, TokenizerWarning::MissingBytes { .. });
+            let level = if rare { log::Level::Info } else { log::Level::Warn };
+            log::log!(target: "lane", level, "tokenizer: {warning}");
         }
         Ok(tokenizer)
     }

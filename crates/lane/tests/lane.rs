@@ -230,6 +230,16 @@ impl Decode for Failing {
     fn write_cache(&mut self, n_tokens: u32, blocks: &[u8]) -> Result<(), ResidencyError> {
         self.decoder.write_cache(n_tokens, blocks)
     }
+    fn time_ops(
+        &mut self,
+        depth: u32,
+        repetitions: u32,
+    ) -> Result<(Vec<decode_graph::OpTime>, f64), ResidencyError> {
+        self.decoder.time_ops(depth, repetitions)
+    }
+    fn read_bandwidth(&mut self) -> Result<f64, ResidencyError> {
+        self.decoder.read_bandwidth()
+    }
     fn telemetry(&self) -> lane::residency::Telemetry {
         self.decoder.telemetry()
     }

@@ -69,6 +69,7 @@ tests! {
     argmax: Argmax,
     head: Head,
     sample: Sample,
+    read_bandwidth: ReadBandwidth,
 }
 
 fn access_of(kernel: Kernel, param: usize) -> Access {

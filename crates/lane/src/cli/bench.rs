@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{LoadArgs, open_model, print};
 
 mod batch;
+mod ops;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -28,25 +29,40 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Prompt tokens to process (0: no such row)
-    #[arg(short, value_delimiter = ',', default_value = "512", value_name = "N,N…")]
+    #[arg(
+        short,
+        long = "n-prompt",
+        value_delimiter = ',',
+        default_value = "512",
+        value_name = "N,N…"
+    )]
     p: Vec<u32>,
     /// Tokens to generate (0: no such row)
-    #[arg(short, default_value_t = 128, value_name = "N")]
+    #[arg(short, long = "n-gen", default_value_t = 128, value_name = "N")]
     n: u32,
     /// Tokens already in the cache
-    #[arg(short, value_delimiter = ',', default_value = "0", value_name = "N,N…")]
+    #[arg(
+        short,
+        long = "n-depth",
+        value_delimiter = ',',
+        default_value = "0",
+        value_name = "N,N…"
+    )]
     d: Vec<u32>,
     /// Sequences that decode at the same time; more than one are a cache of their own
     #[arg(short = 'B', value_delimiter = ',', default_value = "1", value_name = "N,N…", value_parser = clap::value_parser!(u32).range(1..))]
     b: Vec<u32>,
     /// Repetitions
-    #[arg(short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long = "repetitions", default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     r: u32,
     /// Whether the device feeds itself or the host does
     #[arg(long, value_enum, default_value = "self")]
     drive: super::generation::DriveArg,
+    /// Time the operations of the step instead, each kind by itself
+    #[arg(long)]
+    ops: bool,
     /// Form of the results
-    #[arg(short, value_enum, default_value = "md")]
+    #[arg(short, long = "output", value_enum, default_value = "md")]
     o: Output,
 }
 
@@ -79,6 +95,10 @@ struct Row {
     median_ts: f64,
     /// Bytes of the file's weights that a step needs and of the KV cache that is live, over the time.
     gb_per_s: f64,
+    /// What the backend reads at best, measured in the same run.
+    read_gb_per_s: f64,
+    /// `gb_per_s` of it.
+    read_fraction: f64,
     graph_nodes: usize,
     h2d_bytes_per_token: Option<u64>,
     d2h_bytes_per_token: Option<u64>,
@@ -101,7 +121,15 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         n_params: file.model.n_params,
         bytes_per_token: file.model.bytes_per_token(),
         kv_bytes_per_token: kv.total_bytes() / slots,
+        read_gb_per_s: lane.read_bandwidth()? / 1e9,
     };
+    if args.ops {
+        let rows = ops::measure(&args, &lane, &facts)?;
+        return print(&match format_data(&rows, args.o)? {
+            Some(data) => data,
+            None => ops::table(&rows, &facts),
+        });
+    }
     let mut rows = Vec::new();
     for &depth in &args.d {
         for &n in args.p.iter().filter(|&&n| n > 0) {
@@ -114,7 +142,13 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     // Its memory is needed for many sequences.
     drop(lane);
     rows.extend(batch::measure(&args, &load, &facts)?);
-    print(&format_rows(&rows, args.o)?)
+    for row in &mut rows {
+        row.read_fraction = row.gb_per_s / row.read_gb_per_s;
+    }
+    print(&match format_data(&rows, args.o)? {
+        Some(data) => data,
+        None => table(&rows),
+    })
 }
 
 /// A synthetic model that lives as long as the measurement.
@@ -153,6 +187,7 @@ struct Facts {
     n_params: u64,
     bytes_per_token: u64,
     kv_bytes_per_token: u64,
+    read_gb_per_s: f64,
 }
 
 /// How long each repetition took, in seconds.
@@ -186,6 +221,8 @@ impl Times {
             stddev_ts,
             median_ts: median(&rates),
             gb_per_s: 0.0,
+            read_gb_per_s: facts.read_gb_per_s,
+            read_fraction: 0.0,
             graph_nodes: 0,
             h2d_bytes_per_token: None,
             d2h_bytes_per_token: None,
@@ -317,9 +354,10 @@ impl Row {
     }
 }
 
-fn format_rows(rows: &[Row], output: Output) -> anyhow::Result<String> {
-    let bytes = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| bytes.to_string());
-    Ok(match output {
+/// Rows in one of the forms that programs read; `None` of the one for people.
+fn format_data(rows: &[impl Serialize], output: Output) -> anyhow::Result<Option<String>> {
+    Ok(Some(match output {
+        Output::Md => return Ok(None),
         Output::Json => serde_json::to_string_pretty(rows)? + "\n",
         Output::Jsonl => {
             let lines: Result<Vec<_>, _> = rows.iter().map(serde_json::to_string).collect();
@@ -339,30 +377,33 @@ fn format_rows(rows: &[Row], output: Output) -> anyhow::Result<String> {
             }
             out
         }
-        Output::Md => {
-            let mut out = String::from(
-                "| model | size | params | backend | test | t/s | GB/s | nodes | H2D B/token | D2H \
-                 B/token | output hash |\n|---|--:|--:|---|--:|--:|--:|--:|--:|--:|---|\n",
-            );
-            for row in rows {
-                out += &format!(
-                    "| {} | {:.2} GiB | {:.2} B | {} | {} | {:.2} ± {:.2} | {:.0} | {} | {} | {} \
-                     | {} |\n",
-                    row.model_type,
-                    row.model_size as f64 / f64::from(1 << 30),
-                    row.model_n_params as f64 / 1e9,
-                    row.backends,
-                    row.test(),
-                    row.avg_ts,
-                    row.stddev_ts,
-                    row.gb_per_s,
-                    row.graph_nodes,
-                    bytes(row.h2d_bytes_per_token),
-                    bytes(row.d2h_bytes_per_token),
-                    row.output_hash,
-                );
-            }
-            out
-        }
-    })
+    }))
+}
+
+fn table(rows: &[Row]) -> String {
+    let bytes = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| bytes.to_string());
+    let mut out = String::from(
+        "| model | size | params | backend | test | t/s | GB/s | of read | nodes | H2D B/token | \
+         D2H B/token | output hash |\n|---|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|---|\n",
+    );
+    for row in rows {
+        out += &format!(
+            "| {} | {:.2} GiB | {:.2} B | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % | {} | {} | \
+             {} | {} |\n",
+            row.model_type,
+            row.model_size as f64 / f64::from(1 << 30),
+            row.model_n_params as f64 / 1e9,
+            row.backends,
+            row.test(),
+            row.avg_ts,
+            row.stddev_ts,
+            row.gb_per_s,
+            100.0 * row.read_fraction,
+            row.graph_nodes,
+            bytes(row.h2d_bytes_per_token),
+            bytes(row.d2h_bytes_per_token),
+            row.output_hash,
+        );
+    }
+    out
 }

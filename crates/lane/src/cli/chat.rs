@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// Tokens of an answer at most
-    #[arg(short, default_value_t = 1024, value_name = "N")]
+    #[arg(short, long = "tokens", alias = "n-predict", default_value_t = 1024, value_name = "N")]
     n: u32,
     #[command(flatten)]
     generation: GenerationArgs,
@@ -155,7 +155,9 @@ impl Chat<'_> {
                         Ok(Next::GoOn) => {}
                         Ok(Next::Leave) => return Ok(()),
                         // Someone who sits there can do better next time.
-                        Err(error) if self.interactive => super::say(&format!("error: {error:#}")),
+                        Err(error) if self.interactive => {
+                            super::say(&format!("error: {}", super::sentence(&error)))
+                        }
                         Err(error) => return Err(error),
                     }
                 }

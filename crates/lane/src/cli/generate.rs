@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,11 +11,11 @@ use lane::chat::{ChatTemplate, Conversation, Role};
 use lane::residency::Telemetry;
 use lane::saved_state::SavedState;
 use lane::tokenizer::Special;
-use lane::{GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
+use lane::{Cancel, GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
 use serde::Serialize;
 
 use super::generation::GenerationArgs;
-use super::{LoadArgs, print, print_json, read_text};
+use super::{INTERRUPTED, LoadArgs, print, print_json, read_text};
 
 /// A prompt for which it pays to load weights in a second layout, if the step of a token reads
 /// another than prompt chunks do: about a thousand tokens.
@@ -31,7 +32,7 @@ pub(super) struct Args {
     #[command(flatten)]
     load: LoadArgs,
     /// Tokens to generate at most
-    #[arg(short, default_value_t = 128, value_name = "N")]
+    #[arg(short, long = "tokens", alias = "n-predict", default_value_t = 128, value_name = "N")]
     n: u32,
     #[command(flatten)]
     generation: GenerationArgs,
@@ -101,7 +102,7 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: Args) -> anyhow::Result<()> {
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let options = GenerateOptions { logprobs: args.logprobs, ..args.generation.options(args.n) };
     options.check()?;
     let prompt = args.prompt_text()?;
@@ -114,6 +115,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     if let Some(path) = &args.load_state {
         load_state(&lane, path, &prompt_ids)?;
     }
+    end_on_interrupt(options.cancel.clone())?;
 
     let mut generation = lane.generate(&prompt_ids, options.stopping_at(stop_text))?;
     let (mut ids, mut text, mut logprobs) = (Vec::new(), String::new(), Vec::new());
@@ -136,11 +138,24 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let generated = Generated { prompt_ids, ids, text: text + &rest, logprobs, stop };
     let summary = Summary::new(&lane, model, load, generated, timing)?;
     if args.json {
-        return print_json(&summary);
+        print_json(&summary)?;
+    } else {
+        print(&(rest + "\n"))?;
+        super::say(&summary.line());
     }
-    print(&(rest + "\n"))?;
-    super::say(&summary.line());
-    Ok(())
+    let interrupted = summary.generated.stop == StopReason::Cancelled;
+    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// Lets Ctrl-C end the text, which is still summed up; the second one ends the program.
+fn end_on_interrupt(cancel: Cancel) -> anyhow::Result<()> {
+    ctrlc::set_handler(move || {
+        if cancel.is_cancelled() {
+            std::process::exit(INTERRUPTED.into());
+        }
+        cancel.cancel();
+    })
+    .context("cannot handle Ctrl-C")
 }
 
 fn load_state(lane: &Lane, path: &Path, prompt: &[u32]) -> anyhow::Result<()> {
@@ -303,9 +318,10 @@ impl Summary {
     fn line(&self) -> String {
         let rate = self.timing.decode_tokens_per_s.map_or("-".into(), |rate| format!("{rate:.1}"));
         format!(
-            "[{} tokens, {rate} tok/s on {}; graph of {} nodes, {} H2D bytes/token; slab {:.1} of \
+            "[{} tokens, {rate} tok/s with {} on {}; graph of {} nodes, {} H2D bytes/token; slab {:.1} of \
              {:.1} MiB]",
             self.generated.ids.len(),
+            super::visible(&self.model),
             self.device,
             self.graph.nodes,
             self.graph.h2d_bytes_per_token.map_or("-".into(), |bytes| bytes.to_string()),

@@ -5,9 +5,10 @@ use lane::{DriveMode, GenerateOptions, Penalties, Sampling};
 
 /// How tokens are chosen and where the text ends.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Choosing tokens")]
 pub(super) struct GenerationArgs {
     /// Temperature; 0 takes the likeliest token
-    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, alias = "temperature", default_value_t = 0.8, allow_negative_numbers = true)]
     temp: f32,
     /// Keep this many likeliest tokens (0: 1024)
     #[arg(long, default_value_t = 40)]

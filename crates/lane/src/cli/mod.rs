@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use decode_graph::Numerics;
@@ -18,16 +19,32 @@ mod generate;
 mod generation;
 mod inspect;
 mod logits;
-mod progress;
+mod manual;
+mod perplexity;
+pub(crate) mod progress;
 mod serve_file;
 mod size;
 mod synth;
 
 use size::ByteSize;
 
+const AFTER_HELP: &str = "\
+Results go to stdout, everything else to stderr. docs/JSON.md describes what --json prints.
+
+Exit codes:
+    0  done
+    1  refused or failed, with one sentence on stderr
+    2  the command line is wrong
+  130  interrupted by Ctrl-C
+
+NO_COLOR, if set, keeps colours out of this help and of messages.";
+
+/// The exit code of what Ctrl-C ended, as shells count.
+const INTERRUPTED: u8 = 130;
+
 /// Runs quantised language models: everything resident, one captured graph per token.
 #[derive(Parser)]
-#[command(name = "lane", version, max_term_width = 100)]
+#[command(name = "lane", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -54,8 +71,18 @@ enum Command {
     Fingerprint(fingerprint::Args),
     /// Measure tokens per second and bytes per second
     Bench(bench::Args),
+    /// Measure how well a model predicts a text, and what a quantisation costs
+    ///
+    /// Perplexity by llama.cpp's rules: the text is cut into chunks of --ctx tokens (512 unless
+    /// given), each starts with an empty cache, and only predictions with half of a chunk before
+    /// them count.
+    Perplexity(perplexity::Args),
     /// Find the first kernel whose results differ between two backends
     Diff(diff::Args),
+    /// Print a script that completes this command's words in a shell
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page, or write those of all subcommands into a folder
+    Man(manual::ManArgs),
 }
 
 impl Cli {
@@ -69,9 +96,9 @@ impl Cli {
     }
 
     /// Runs the subcommand.
-    pub(crate) fn run(self) -> anyhow::Result<()> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Generate(args) => generate::run(args),
+            Command::Generate(args) => return generate::run(args),
             Command::Chat(args) => chat::run(args),
             Command::Logits(args) => logits::run(args),
             Command::ServeFile(args) => serve_file::run(args),
@@ -79,23 +106,44 @@ impl Cli {
             Command::Synth(args) => synth::run(args),
             Command::Fingerprint(args) => fingerprint::run(args),
             Command::Bench(args) => bench::run(args),
+            Command::Perplexity(args) => perplexity::run(&args),
             Command::Diff(args) => diff::run(args),
-        }
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::man(&args),
+        }?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Writes to stdout; a reader that has gone is no error of ours and ends the program quietly.
+/// Writes to stdout at once.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        result => Ok(result?),
-    }
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
 }
 
 /// Writes a line to stderr; when that fails, nobody is left to be told.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(progress::Stderr, "{line}");
+}
+
+/// Whether nobody reads what is written any more, which is no error of ours.
+pub(crate) fn reader_has_gone(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// An error with its causes, but for those that the text before them has told already.
+pub(crate) fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Text with its control characters spelled out: what comes from files or the command line may
@@ -128,6 +176,7 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 
 /// Which model, and how it is loaded.
 #[derive(Clone, clap::Args)]
+#[command(next_help_heading = "Model and memory")]
 struct LoadArgs {
     /// GGUF file [default: the small model inside this program]
     #[arg(short, long, value_name = "FILE")]
@@ -169,7 +218,7 @@ struct LoadArgs {
     #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true)]
     cache: Option<Option<PathBuf>>,
     /// Threads of the host backend, at most one a core [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
 
@@ -270,35 +319,33 @@ impl LoadArgs {
 
     /// Opens and loads the model, with a progress bar where someone watches.
     fn load(&self) -> anyhow::Result<(lane::Lane, String)> {
-        self.start_threads()?;
+        self.start_threads();
         let file = open_model(self.model.as_deref())?;
-        let bar = progress::Bar::new("loading");
+        let bar = progress::Bar::bytes("loading");
         let lane = file
             .load(&self.options(), &mut |at| bar.show(at.done_bytes, at.total_bytes))
             .map_err(|error| named(self.model.as_deref(), error))?;
-        bar.finish();
         Ok((lane, model_name(self.model.as_deref())))
     }
 
     /// The same for many sequences.
     fn load_batch(&self, batch: &BatchOptions) -> anyhow::Result<BatchLane> {
-        self.start_threads()?;
+        self.start_threads();
         let file = open_model(self.model.as_deref())?;
-        let bar = progress::Bar::new("loading");
+        let bar = progress::Bar::bytes("loading");
         let lane = file
             .load_batch(&self.options(), batch, &mut |at| bar.show(at.done_bytes, at.total_bytes))
             .map_err(|error| named(self.model.as_deref(), error))?;
-        bar.finish();
         Ok(lane)
     }
 
-    fn start_threads(&self) -> anyhow::Result<()> {
+    fn start_threads(&self) {
         if let Some(threads) = self.threads {
             let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
             let threads = usize::from(threads).min(cores);
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+            // A second model runs on the threads of the first.
+            let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
         }
-        Ok(())
     }
 }
 

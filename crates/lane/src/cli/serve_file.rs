@@ -180,7 +180,7 @@ fn serve<S: BatchStep>(
     cancel: &Cancel,
     out: &mut dyn Write,
 ) -> anyhow::Result<Counts> {
-    let bar = Bar::new("answering");
+    let bar = Bar::requests("answering");
     let (mut counts, mut records) = (Counts::default(), Vec::new());
     let (mut asked, mut ended) = (0, false);
     loop {

@@ -21,6 +21,9 @@ pub(super) struct Args {
     /// File to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Replace a file that is there
+    #[arg(long)]
+    force: bool,
 }
 
 fn names<const N: usize>(names: [&'static str; N]) -> clap::builder::PossibleValuesParser {
@@ -31,18 +34,21 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let shape = Shape::from_name(&args.shape).context("unknown shape")?;
     let mix = Mix::from_name(&args.mix).context("unknown mix")?;
     let path = || format!("cannot write {}", args.out.display());
+    anyhow::ensure!(
+        args.force || !args.out.exists(),
+        "{} exists; --force replaces it",
+        args.out.display()
+    );
     // Under another name until it is whole.
     let partial = PathBuf::from(format!("{}.partial", args.out.display()));
     let out = BufWriter::new(File::create(&partial).with_context(path)?);
     let total_bytes = lane::synth::file_bytes(shape, mix, args.seed);
-    let bar = super::progress::Bar::new("writing");
+    let bar = super::progress::Bar::bytes("writing");
     let progress = |done_bytes| bar.show(done_bytes, total_bytes);
     let written = lane::synth::write(shape, mix, args.seed, out, progress)
         .and_then(|()| std::fs::rename(&partial, &args.out));
     if written.is_err() {
         let _ = std::fs::remove_file(&partial);
     }
-    written.with_context(path)?;
-    bar.finish();
-    Ok(())
+    written.with_context(path)
 }

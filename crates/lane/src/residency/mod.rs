@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use decode_graph::{
     Backend, ByteRange, Drive, Fusion, Graph, GraphError, GraphTelemetry, Head, KvArena, Launch,
-    ModelWeights, PersistentOptions, Recording, StepArena, StepPlan, WeightRef,
-    clear_persistent_failure, persistent_failure, record, record_persistent,
+    ModelWeights, OpTime, PersistentOptions, Probe, Recording, StepArena, StepPlan, WeightRef,
+    clear_persistent_failure, persistent_failure, read_bandwidth, record, record_persistent,
 };
 use gpu_slab::{DeviceMemory, QueuedRead, Slab, View};
 use kernels_ptx::{MAX_CANDIDATES, SamplingPack, TokenParams};
@@ -327,6 +327,23 @@ impl<B: Backend> Residency<B> {
     pub fn launches(&self) -> &[Launch<ByteRange>] {
         let live = self.live.and_then(|name| self.graphs.get(&name));
         live.map_or(&[], Graph::launches)
+    }
+
+    /// Times the launches of the live graph, each kind by itself, and the whole of it. Leaves the
+    /// step's buffers and the last slot of the cache with whatever comes of it.
+    pub fn time_ops(&mut self, probe: &Probe) -> Result<(Vec<OpTime>, f64), ResidencyError> {
+        let graph = self
+            .live
+            .and_then(|head| self.graphs.get(&head))
+            .ok_or(ResidencyError::Missing("graph"))?;
+        let ops = graph.time_ops(&mut self.backend, &mut self.slab, probe)?;
+        let step_seconds = graph.time_step(&mut self.backend, &mut self.slab, probe)?;
+        Ok((ops, step_seconds))
+    }
+
+    /// Bytes per second at which the backend reads memory that no cache holds.
+    pub fn read_bandwidth(&mut self, len_bytes: u64) -> Result<f64, ResidencyError> {
+        read_bandwidth(&mut self.backend, len_bytes).map_err(|e| GraphError::from(e).into())
     }
 
     /// Runs one of [`Self::launches`] by itself and waits for it.
