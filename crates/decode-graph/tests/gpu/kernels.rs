@@ -10,6 +10,7 @@ use gpu_slab::DeviceMemory;
 use gpu_slab::cuda::CudaMemory;
 use kernels_ptx::{Access, Arg, Kernel, ParamKind, Slice, TwinArgs};
 
+use crate::appended;
 use crate::cu::cases::{self, Buf, Case, Compare};
 use crate::device::{self, say};
 use crate::model_shapes;
@@ -103,10 +104,10 @@ tests! {
 }
 
 /// A buffer of a case with what the kernel does with it.
-struct Used<'a> {
-    name: &'static str,
+pub(crate) struct Used<'a> {
+    pub(crate) name: &'static str,
     access: Access,
-    memory: &'a cases::Memory,
+    pub(crate) memory: &'a cases::Memory,
 }
 
 fn buffers(case: &Case) -> Vec<Used<'_>> {
@@ -140,9 +141,12 @@ fn with_buffers<B, C>(
 /// The largest error as a part of what is tolerated.
 fn run(case: &Case, backend: &mut CudaBackend) -> Result<f64, String> {
     let used = buffers(case);
-    let expected = twin(case, &used)?;
+    let mut expected = twin(case, &used)?;
     let exact = on_device(case, &used, backend, 0)?;
     let guarded = on_device(case, &used, backend, GUARD_BYTES)?;
+    if case.kernel == Kernel::AttentionStepF16 {
+        appended::follow(case, &used, &guarded, &mut expected)?;
+    }
     let mut worst = 0.0f64;
     for (((used, exact), guarded), expected) in used.iter().zip(exact).zip(guarded).zip(expected) {
         if used.access == Access::Read {
@@ -230,23 +234,23 @@ fn gpu_wait(backend: &mut CudaBackend) -> Result<(), decode_graph::BackendError>
 }
 
 /// Bytes aligned for every element type.
-struct Aligned {
+pub(crate) struct Aligned {
     words: Vec<u128>,
     len: usize,
 }
 
 impl Aligned {
-    fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let mut aligned = Self { words: vec![0; bytes.len().div_ceil(16)], len: bytes.len() };
         aligned.bytes_mut().copy_from_slice(bytes);
         aligned
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
     }
 }

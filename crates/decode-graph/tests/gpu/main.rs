@@ -3,7 +3,8 @@
 //!
 //! Where there is a fake driver beside the binary, all of it runs over that too.
 //!
-//! `KERNELS_SEED` repeats a run, `GPU_TESTS_REQUIRED=1` makes a skipped test fail. Needs no files:
+//! `KERNELS_SEED` repeats a run, `GPU_TESTS_REQUIRED=1` makes a skipped test fail,
+//! `GPU_TESTS_REPLAYS` is how often the graph of the drift test is replayed (10 000). Needs no files:
 //! the binary can be carried to another machine.
 
 /// The cases that the kernels are also run on as host code.
@@ -16,6 +17,7 @@ mod cu {
 #[allow(dead_code, reason = "it serves another test too")]
 mod support;
 
+mod appended;
 mod capture;
 mod device;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
