@@ -8,7 +8,7 @@
 
 use kernels_ptx::{Arg, Kernel, Slice, TwinArgs};
 
-use crate::cu::cases::Case;
+use crate::cu::cases::{Buf, Case};
 use crate::kernels::{Aligned, Used};
 
 /// Puts what follows from the cache that was `found` in place of the `expected` results.
@@ -22,32 +22,43 @@ pub(crate) fn follow(
     let inputs: Vec<_> =
         used.iter().map(|used| (used.name, Aligned::new(&used.memory.bytes))).collect();
     let [partials_at, out_at] = ["partials", "out"].map(place);
-    let one_token = || ("n_tokens", Arg::U32(1));
+    // One token of one sequence, whose table is the cache's.
+    let sequences = Aligned::new(&0u32.to_le_bytes());
+    let Arg::U32(n_blocks) = argument(case, "n_blocks") else { unreachable!("a number") };
+    let one_token = || {
+        vec![
+            ("n_tokens", Arg::U32(1)),
+            ("n_sequences", Arg::U32(1)),
+            ("sequences", Arg::Buffer(Slice::Shared(sequences.bytes()))),
+            ("table_stride", Arg::U32(n_blocks)),
+            ("n_logical", Arg::U32(n_blocks)),
+        ]
+    };
 
     let mut q = Aligned::new(&vec![0; expected[out_at].bytes().len()]);
     let mut scratch = Aligned::new(inputs[place("kv")].1.bytes());
-    let own = vec![
-        one_token(),
+    let mut own = one_token();
+    own.extend([
         ("q", Arg::Buffer(Slice::Exclusive(q.bytes_mut()))),
         ("kv", Arg::Buffer(Slice::Exclusive(scratch.bytes_mut()))),
-    ];
+    ]);
     run(Kernel::RopeAppendF16, case, &inputs, own)?;
 
     let kv = Aligned::new(&found[place("kv")]);
     let mut partials = Aligned::new(inputs[partials_at].1.bytes());
-    let own = vec![
-        one_token(),
+    let mut own = one_token();
+    own.extend([
         ("q", Arg::Buffer(Slice::Shared(q.bytes()))),
         ("kv", Arg::Buffer(Slice::Shared(kv.bytes()))),
         ("partials", Arg::Buffer(Slice::Exclusive(partials.bytes_mut()))),
-    ];
+    ]);
     run(Kernel::AttentionF16, case, &inputs, own)?;
 
-    let own = vec![
-        one_token(),
+    let mut own = one_token();
+    own.extend([
         ("partials", Arg::Buffer(Slice::Shared(partials.bytes()))),
         ("out", Arg::Buffer(Slice::Exclusive(expected[out_at].bytes_mut()))),
-    ];
+    ]);
     run(Kernel::AttentionCombine, case, &inputs, own)?;
 
     // What the kernel leaves alone stays as it was.
@@ -74,12 +85,15 @@ fn run<'a>(
             args.push(own.swap_remove(at).1);
             continue;
         }
-        let names = case.kernel.params().iter().map(|param| param.name);
-        let (_, arg) =
-            names.zip(&case.args).find(|(name, _)| *name == param.name).expect("it has one");
+        let arg = argument(case, param.name);
         let input = || inputs.iter().find(|(name, _)| *name == param.name).expect("a buffer");
         let shared = arg.try_map(|_| Ok::<_, String>(Slice::Shared(input().1.bytes())));
         args.push(shared?);
     }
     kernel.run_twin(args).map_err(|error| error.to_string())
+}
+
+fn argument(case: &Case, name: &str) -> Arg<Buf> {
+    let at = case.kernel.params().iter().position(|param| param.name == name);
+    case.args[at.expect("it has one")]
 }
