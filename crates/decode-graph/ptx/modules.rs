@@ -3,16 +3,24 @@
 modules! {
     ("argmax", "compute_80", "8.4", 0x7e4a30989050ac80, include_str!("argmax.compute_80.ptx"), ["argmax"]);
     ("argmax", "compute_90", "8.4", 0x45f5b40804811ec4, include_str!("argmax.compute_90.ptx"), ["argmax"]);
-    ("attention", "compute_80", "8.4", 0x2e2cf066a8bc74f2, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16"]);
-    ("attention", "compute_90", "8.4", 0x184d9eb208c767b0, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention", "compute_80", "8.4", 0x91ffef4e410e2d2f, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention", "compute_90", "8.4", 0x370c36ee4d27b8f1, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention_chunk", "compute_80", "8.4", 0x970c144bfdff8b76, include_str!("attention_chunk.compute_80.ptx"), ["attention_chunk_64", "attention_chunk_128", "attention_chunk_256"]);
+    ("attention_chunk", "compute_90", "8.4", 0x53dbddba55632db8, include_str!("attention_chunk.compute_90.ptx"), ["attention_chunk_64", "attention_chunk_128", "attention_chunk_256"]);
     ("attention_combine", "compute_80", "8.4", 0xf3da196826eb2687, include_str!("attention_combine.compute_80.ptx"), ["attention_combine"]);
     ("attention_combine", "compute_90", "8.4", 0x174b3ba6d2185739, include_str!("attention_combine.compute_90.ptx"), ["attention_combine"]);
+    ("attention_rows", "compute_80", "8.4", 0x52931dfc08fa698a, include_str!("attention_rows.compute_80.ptx"), ["attention_rows"]);
+    ("attention_rows", "compute_90", "8.4", 0xdfaccdc8d5ae81f6, include_str!("attention_rows.compute_90.ptx"), ["attention_rows"]);
     ("attention_step", "compute_80", "8.4", 0xf97ce780234ff97f, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);
     ("attention_step", "compute_90", "8.4", 0xb5dce6c5a610d841, include_str!("attention_step.compute_90.ptx"), ["attention_step_f32", "attention_step_f16"]);
     ("embed", "compute_80", "8.4", 0x93603f072aea20db, include_str!("embed.compute_80.ptx"), ["embed"]);
     ("embed", "compute_90", "8.4", 0x80773b551841d0fd, include_str!("embed.compute_90.ptx"), ["embed"]);
     ("gather_rows", "compute_80", "8.4", 0x0d959bd2c76b5b91, include_str!("gather_rows.compute_80.ptx"), ["gather_rows"]);
     ("gather_rows", "compute_90", "8.4", 0x97fb4ee9eb5b0bd4, include_str!("gather_rows.compute_90.ptx"), ["gather_rows"]);
+    ("gemm_skinny", "compute_80", "8.4", 0x28035e7a93130834, include_str!("gemm_skinny.compute_80.ptx"), ["gemm_skinny_8", "gemm_skinny_32"]);
+    ("gemm_skinny", "compute_90", "8.4", 0xd146ff5816cc47a1, include_str!("gemm_skinny.compute_90.ptx"), ["gemm_skinny_8", "gemm_skinny_32"]);
+    ("gemm_tiled", "compute_80", "8.4", 0x0c4c8a87471f6316, include_str!("gemm_tiled.compute_80.ptx"), ["gemm_tiled"]);
+    ("gemm_tiled", "compute_90", "8.4", 0x2865c6cdf7bed623, include_str!("gemm_tiled.compute_90.ptx"), ["gemm_tiled"]);
     ("gemv_f32", "compute_80", "8.4", 0x64bfce2fda924a62, include_str!("gemv_f32.compute_80.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu", "gemv_f32_geglu"]);
     ("gemv_f32", "compute_90", "8.4", 0x7c5b32d3871e5004, include_str!("gemv_f32.compute_90.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu", "gemv_f32_geglu"]);
     ("gemv_norm", "compute_80", "8.4", 0xcda3850339b915e6, include_str!("gemv_norm.compute_80.ptx"), ["gemv_norm"]);
@@ -34,10 +42,12 @@ modules! {
     ("rms_norm", "compute_90", "8.4", 0x9570acf8a2e4eb01, include_str!("rms_norm.compute_90.ptx"), ["rms_norm"]);
     ("rms_norm_add", "compute_80", "8.4", 0xce0bfcc8f2f84eb2, include_str!("rms_norm_add.compute_80.ptx"), ["rms_norm_add"]);
     ("rms_norm_add", "compute_90", "8.4", 0x9e98fbf81ef0846d, include_str!("rms_norm_add.compute_90.ptx"), ["rms_norm_add"]);
+    ("rms_norm_f16", "compute_80", "8.4", 0x838cbbdbfe6c5b25, include_str!("rms_norm_f16.compute_80.ptx"), ["rms_norm_f16"]);
+    ("rms_norm_f16", "compute_90", "8.4", 0x9a89b2d106758421, include_str!("rms_norm_f16.compute_90.ptx"), ["rms_norm_f16"]);
     ("rms_norm_q8", "compute_80", "8.4", 0xa03057db7269bead, include_str!("rms_norm_q8.compute_80.ptx"), ["rms_norm_q8"]);
     ("rms_norm_q8", "compute_90", "8.4", 0xed5b2f28193ac4a6, include_str!("rms_norm_q8.compute_90.ptx"), ["rms_norm_q8"]);
-    ("rope_append", "compute_80", "8.4", 0xe6f09aa8b6952ddf, include_str!("rope_append.compute_80.ptx"), ["rope_append_f32", "rope_append_f16"]);
-    ("rope_append", "compute_90", "8.4", 0x116970f9c7c9a9d1, include_str!("rope_append.compute_90.ptx"), ["rope_append_f32", "rope_append_f16"]);
+    ("rope_append", "compute_80", "8.4", 0x7abed1974c08f3d0, include_str!("rope_append.compute_80.ptx"), ["rope_append_f32", "rope_append_f16"]);
+    ("rope_append", "compute_90", "8.4", 0x9b4a20c4bf4fe823, include_str!("rope_append.compute_90.ptx"), ["rope_append_f32", "rope_append_f16"]);
     ("sample", "compute_80", "8.4", 0x298fdbaa3c21d3d0, include_str!("sample.compute_80.ptx"), ["sample"]);
     ("sample", "compute_90", "8.4", 0xf88724062e980fa6, include_str!("sample.compute_90.ptx"), ["sample"]);
 }

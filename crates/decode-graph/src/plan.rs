@@ -1,6 +1,7 @@
 //! What a decode step computes: dimensions, numerics, where its weights and buffers lie.
 
 use gpu_slab::{Allocate, DeviceMemory, Slab, SlabError, View};
+use kernels_ptx::ops::{HalfOrder, half_bytes};
 use kernels_ptx::{DeviceProfile, RopePairing, schedule};
 use kv_paged::{GroupId, PagedKvConfig, PlanError, PlannerConfig};
 use q4k_soa::{LayoutId, Shape, WeightType};
@@ -187,6 +188,21 @@ impl StepPlan {
         Self { fusion, n_tokens, n_outputs, run_tokens, sequences, n_segments, ..self.clone() }
     }
 
+    /// Whether matrix products are those of tensor cores, with f16 activations.
+    pub(crate) fn uses_halves(&self) -> bool {
+        let d = self.dims;
+        let rows = [d.n_embd, d.q_elems(), d.n_ff];
+        self.numerics == Numerics::Q8
+            && self.n_tokens > 1
+            && rows.iter().all(|n| n.is_multiple_of(8))
+    }
+
+    /// Bytes of the f16 activations of a step, rows of `n` elements.
+    fn half_bytes(&self, n: u32) -> u64 {
+        let order = half_order(self.n_tokens);
+        if self.uses_halves() { half_bytes(order, self.n_tokens, n) } else { 0 }
+    }
+
     /// Bytes of the cache and entries of its block tables.
     pub(crate) fn kv_sizes(&self) -> Result<(u64, u64), PlanError> {
         let Some(planner) = &self.sequences else {
@@ -209,6 +225,11 @@ impl StepPlan {
         let kv = &self.kv;
         planner.layout(GroupId(group as u32), kv.n_kv_head(), kv.head_dim(), kv.kv_type())
     }
+}
+
+/// How the f16 activations of a product with so many vectors lie.
+pub(crate) fn half_order(n_tokens: u32) -> HalfOrder {
+    if n_tokens <= HalfOrder::MAX_FRAGMENT_ROWS { HalfOrder::Fragments } else { HalfOrder::Rows }
 }
 
 /// A packed matrix in the slab.
@@ -336,11 +357,20 @@ pub struct StepArena {
     pub attention: View,
     /// f32 `[n_tokens][n_ff]`.
     pub ffn_mid: View,
+    /// f16 `[n_tokens][n_embd]`, a normed input; of steps that use f16, as are the next two.
+    pub normed_half: View,
+    /// f16 `[n_tokens][q_elems]`.
+    pub attention_half: View,
+    /// f16 `[n_tokens][n_ff]`, times [`kernels_ptx::ops::gemm::MIDDLE_SCALE`].
+    pub ffn_mid_half: View,
     /// f32 `[n_outputs][n_vocab]`.
     pub logits: View,
     /// u32 `[n_kv_head + n_outputs]`: blocks of attention that are done, then those of the choice
     /// of each token; zero before the first step.
     pub arrivals: View,
+    /// u32 `[n_tokens][n_kv_head]`: blocks of attention that are done with a row; zero before the
+    /// first step.
+    pub row_arrivals: View,
     /// u32 `[n_outputs][2]`: the best candidate among those of the blocks that are done; zero
     /// before the first step.
     pub best: View,
@@ -400,6 +430,7 @@ impl StepArena {
         let most = |f: fn(&StepPlan) -> u32| plans.iter().map(f).max().map_or(0, u64::from);
         let (tokens, outputs) = (most(|plan| plan.n_tokens), most(|plan| plan.n_outputs));
         let segments = most(|plan| plan.n_tokens * plan.n_segments);
+        let halves = |n: u32| plans.iter().map(|plan| plan.half_bytes(n)).max().unwrap_or(0);
         let mut floats = |name: &'static str, elems: u64| memory.allocate(name, elems * 4);
         Ok(Self {
             hidden_a: floats("step.hidden_a", tokens * n_embd)?,
@@ -418,9 +449,13 @@ impl StepArena {
             step_count: floats("step.step_count", outputs)?,
             sampling: floats("step.sampling", outputs * 6)?,
             arrivals: floats("step.arrivals", n_kv_head + outputs)?,
+            row_arrivals: floats("step.row_arrivals", tokens * n_kv_head)?,
             best: floats("step.best", outputs * 2)?,
             groups: floats("step.groups", tokens * widest.div_ceil(32) * 2)?,
             quants: memory.allocate("step.quants", tokens * widest)?,
+            normed_half: memory.allocate("step.normed_half", halves(d.n_embd))?,
+            attention_half: memory.allocate("step.attention_half", halves(d.q_elems()))?,
+            ffn_mid_half: memory.allocate("step.ffn_mid_half", halves(d.n_ff))?,
             persistent: match plans.iter().find(|plan| plan.fusion == Fusion::Persistent) {
                 None => None,
                 Some(plan) => Some(PersistentArena::allocate(memory, plan)?),
@@ -447,8 +482,12 @@ impl StepArena {
             self.partials,
             self.attention,
             self.ffn_mid,
+            self.normed_half,
+            self.attention_half,
+            self.ffn_mid_half,
             self.logits,
             self.arrivals,
+            self.row_arrivals,
             self.best,
             self.token,
             self.tokens,

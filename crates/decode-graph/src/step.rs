@@ -2,15 +2,16 @@
 //! positions into logits and the next token. Host, eager CUDA and capture all consume it (S19).
 
 use gpu_slab::View;
+use kernels_ptx::ops::GemmForm;
 use kernels_ptx::{DeviceProfile, Geometry, Kernel, ParamError, ops};
 use q4k_soa::LayoutId;
 
 use crate::batch::LayerCache;
 use crate::launch::{Label, Launch};
-use crate::plan::WeightRef;
 use crate::plan::{
     Activation, Fusion, Head, KvArena, LayerWeights, ModelWeights, Numerics, StepArena, StepPlan,
 };
+use crate::plan::{WeightRef, half_order};
 
 /// Why a step cannot be recorded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -122,6 +123,9 @@ pub(crate) fn expect(what: &'static str, expected: u64, found: u64) -> Result<()
     if expected == found { Ok(()) } else { Err(RecordError::Plan { what, expected, found }) }
 }
 
+/// Tokens of a run from which on they attend together: a tile of the matrix instructions has 16.
+const LONG_RUN_TOKENS: u32 = 16;
+
 /// Where a matrix product finds its input.
 #[derive(Clone, Copy)]
 enum Input {
@@ -129,6 +133,8 @@ enum Input {
     Q8,
     /// An f32 buffer.
     F32(View),
+    /// An f16 buffer, to be multiplied by a factor.
+    Half(View, f32),
 }
 
 /// What a matrix product does with its sums.
@@ -249,25 +255,33 @@ impl Recorder<'_> {
             self.attention_of_many(layer, &cache, inverse_frequencies)?;
         }
         let (residual, out) = (arena.hidden_a, arena.hidden_b);
+        let x = match plan.uses_halves() && cache.half {
+            true => Input::Half(arena.attention_half, 1.0),
+            false => Input::F32(arena.attention),
+        };
         let names = ["attention output q8", "output projection", "norm after attention"];
-        self.add_to_hidden(names, layer.o, arena.attention, layer.post_attn_norm, residual, out)
+        self.add_to_hidden(names, layer.o, x, layer.post_attn_norm, residual, out)
     }
 
-    /// `out = residual + w · x`, or with a norm `out = residual + norm(w · x)`.
+    /// `out = residual + w · x`, or with a norm `out = residual + norm(w · x)`. An f32 `x` is brought
+    /// into the form that the product reads.
     fn add_to_hidden(
         &mut self,
         [quantise, product, add_norm]: [&'static str; 3],
         w: WeightRef,
-        x: View,
+        x: Input,
         norm: Option<View>,
         residual: View,
         out: View,
     ) -> Result<(), RecordError> {
         let (n_tokens, n, eps) = (self.plan.n_tokens, self.plan.dims.n_embd, self.plan.norm_eps);
-        if norm.is_none() && self.fuses(&[w], n_tokens) {
-            return self.gemv_residual(product, w, x, residual, out);
-        }
-        let input = self.activation(quantise, x, w.shape.n_in)?;
+        let input = match x {
+            Input::F32(x) if norm.is_none() && self.fuses(&[w], n_tokens) => {
+                return self.gemv_residual(product, w, x, residual, out);
+            }
+            Input::F32(x) => self.activation(quantise, x, w.shape.n_in)?,
+            ready => ready,
+        };
         let Some(weight) = norm else {
             let residual = Epilogue::Add(residual);
             return self.gemv(product, &[w], input, None, residual, out, n_tokens);
@@ -321,6 +335,13 @@ impl Recorder<'_> {
         Ok(())
     }
 
+    /// The kernel for runs of tokens, where they are long enough to fill its tiles.
+    fn chunk_kernel(&self, cache: &LayerCache) -> Option<Kernel> {
+        let long = self.plan.run_tokens >= LONG_RUN_TOKENS;
+        let usable = long && cache.half && self.plan.uses_halves();
+        usable.then(|| ops::attention_chunk::kernel_for(self.plan.dims.head_dim)).flatten()
+    }
+
     /// Of several tokens, each of which attends to those before it: all are appended first.
     fn attention_of_many(
         &mut self,
@@ -362,6 +383,60 @@ impl Recorder<'_> {
             magnitude: plan.rope.magnitude,
         };
         launch!(self, "rope and kv append", rope, args);
+        if let Some(kernel) = self.chunk_kernel(cache) {
+            let args = ops::attention_chunk::Args {
+                q: arena.q,
+                kv,
+                sequences,
+                block_table,
+                tokens: arena.tokens,
+                out: arena.attention_half,
+                n_tokens: plan.n_tokens,
+                run_tokens: plan.run_tokens,
+                n_head: d.n_head,
+                n_kv_head: d.n_kv_head,
+                head_dim: d.head_dim,
+                block_size: plan.kv.block_size_tokens(),
+                n_blocks,
+                n_sequences,
+                table_stride,
+                n_logical,
+                window: layer.window,
+                order: half_order(plan.n_tokens) as u32,
+                scale: plan.attention_scale,
+            };
+            launch!(self, "attention", kernel, args);
+            return Ok(());
+        }
+        if plan.uses_halves() && cache.half {
+            let args = ops::attention_rows::Args {
+                q: arena.q,
+                kv,
+                sequences,
+                block_table,
+                tokens: arena.tokens,
+                partials: arena.partials,
+                arrivals: arena.row_arrivals,
+                out: arena.attention_half,
+                n_tokens: plan.n_tokens,
+                n_head: d.n_head,
+                n_kv_head: d.n_kv_head,
+                head_dim: d.head_dim,
+                block_size: plan.kv.block_size_tokens(),
+                n_blocks,
+                n_sequences,
+                table_stride,
+                n_logical,
+                max_context_tokens: plan.kv.max_context_tokens(),
+                n_segments: plan.n_segments,
+                segment_min: DeviceProfile::SEGMENT_MIN,
+                window: layer.window,
+                order: half_order(plan.n_tokens) as u32,
+                scale: plan.attention_scale,
+            };
+            launch!(self, "attention", Kernel::AttentionRows, args);
+            return Ok(());
+        }
         let args = ops::attention::Args {
             q: arena.q,
             kv,
@@ -400,7 +475,14 @@ impl Recorder<'_> {
 
     fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
-        let (tokens, mid) = (plan.n_tokens, arena.ffn_mid);
+        let tokens = plan.n_tokens;
+        let (mid, middle) = match plan.uses_halves() {
+            true => {
+                let half = arena.ffn_mid_half;
+                (half, Input::Half(half, 1.0 / ops::gemm::MIDDLE_SCALE))
+            }
+            false => (arena.ffn_mid, Input::F32(arena.ffn_mid)),
+        };
         let parts = [layer.gate, layer.up];
         for part in parts {
             expect("rows of gate or up", plan.dims.n_ff.into(), part.shape.n_out.into())?;
@@ -424,7 +506,7 @@ impl Recorder<'_> {
         }
         let (residual, out) = (arena.hidden_b, arena.hidden_a);
         let names = ["feed-forward q8", "down projection", "norm after feed-forward"];
-        self.add_to_hidden(names, layer.down, mid, layer.post_ffn_norm, residual, out)
+        self.add_to_hidden(names, layer.down, middle, layer.post_ffn_norm, residual, out)
     }
 
     fn head(&mut self, weights: &ModelWeights) -> Result<(), RecordError> {
@@ -624,6 +706,9 @@ impl Recorder<'_> {
         n_tokens: u32,
     ) -> Result<Input, RecordError> {
         let (arena, n, eps) = (self.arena, self.plan.dims.n_embd, self.plan.norm_eps);
+        if self.plan.uses_halves() {
+            return self.halves(what, x, Some(weight), arena.normed_half, n_tokens, n);
+        }
         match self.plan.numerics {
             Numerics::Exact => {
                 let args = ops::rms_norm::Args { x, weight, y: arena.normed, n_tokens, n, eps };
@@ -644,10 +729,30 @@ impl Recorder<'_> {
         if self.plan.numerics == Numerics::Exact {
             return Ok(Input::F32(x));
         }
+        if self.plan.uses_halves() {
+            let y = self.arena.attention_half;
+            return self.halves(what, x, None, y, self.plan.n_tokens, n);
+        }
         let (quants, groups) = (self.arena.quants, self.arena.groups);
         let args = ops::quantize_q8::Args { x, quants, groups, n_tokens: self.plan.n_tokens, n };
         launch!(self, what, Kernel::QuantizeQ8, args);
         Ok(Input::Q8)
+    }
+
+    /// `x`, normed if there is a weight, as f16.
+    fn halves(
+        &mut self,
+        what: &'static str,
+        x: View,
+        weight: Option<View>,
+        y: View,
+        n_tokens: u32,
+        n: u32,
+    ) -> Result<Input, RecordError> {
+        let (order, eps) = (half_order(n_tokens) as u32, self.plan.norm_eps);
+        let args = ops::rms_norm_f16::Args { x, weight, y, n_tokens, n, order, eps };
+        launch!(self, what, Kernel::RmsNormF16, args);
+        Ok(Input::Half(y, 1.0))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -709,6 +814,44 @@ impl Recorder<'_> {
                     quants: self.arena.quants,
                     groups: self.arena.groups,
                 });
+            }
+            Input::Half(x, x_scale) => {
+                let form = match epilogue {
+                    Epilogue::Store => GemmForm::Store,
+                    Epilogue::Add(_) => GemmForm::Add,
+                    Epilogue::Glu(Activation::SwiGlu) => GemmForm::Swiglu,
+                    Epilogue::Glu(Activation::GeGlu) => GemmForm::Geglu,
+                };
+                /// The operations differ in the order of x only.
+                macro_rules! gemm {
+                    ($op:ident, $kernel:expr) => {{
+                        let args = ops::$op::Args {
+                            w0: parts[0].view,
+                            w1: part(1).map(|w| w.view),
+                            w2: part(2).map(|w| w.view),
+                            x,
+                            bias,
+                            residual,
+                            out,
+                            type0: types[0],
+                            type1: types[1],
+                            type2: types[2],
+                            n_out0: rows[0],
+                            n_out1: rows[1],
+                            n_out2: rows[2],
+                            n_in,
+                            n_tokens,
+                            form: form as u32,
+                            x_scale,
+                        };
+                        launch!(self, what, $kernel, args);
+                    }};
+                }
+                match n_tokens {
+                    0..=8 => gemm!(gemm_skinny, Kernel::GemmSkinny8),
+                    9..=32 => gemm!(gemm_skinny, Kernel::GemmSkinny32),
+                    _ => gemm!(gemm_tiled, Kernel::GemmTiled),
+                }
             }
             Input::F32(x) => {
                 let kernels = [

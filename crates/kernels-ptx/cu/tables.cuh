@@ -9,7 +9,8 @@ struct Tables {
     Global<const u32> entries, sequences;
     u32 n_sequences, stride;
 
+    // No kernel of a step writes them: allowed before wait_for_inputs().
     __device__ __forceinline__ Global<const u32> of_row(u32 row) const {
-        return entries + u64(min(u32(sequences[row]), n_sequences - 1)) * stride;
+        return entries + u64(min(load_constant<u32>(sequences + row), n_sequences - 1)) * stride;
     }
 };

@@ -342,6 +342,100 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned long long min(unsigned long long a, unsigned long long b) { return a < b ? a : b; }
 inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
 
+// ---- what ../cu/tensor.cuh defines for CUDA ----
+
+namespace shim {
+
+// Lends a value of each lane to the others while they all call `use`, which gets the lanes' values.
+template <class T, class Use>
+void lend(const T& mine, const char* file, int line, Use use) {
+    static __thread const void* lent[32][32];
+    const unsigned linear = self->index.x + self->block_dim.x * (self->index.y + self->block_dim.y * self->index.z);
+    const void** const lanes = lent[linear / 32];
+    lanes[linear % 32] = &mine;
+    warp(WarpOp::Sync, 0xffffffff, 0, 0, file, line);
+    use(linear % 32, [lanes](unsigned lane) { return *static_cast<const T*>(lanes[lane]); });
+    warp(WarpOp::Sync, 0xffffffff, 0, 0, file, line);
+}
+
+}  // namespace shim
+
+inline Global<unsigned short> as_halves(Global<unsigned char> bytes) {
+    return {bytes.address(), bytes.owner()};
+}
+inline Global<const unsigned short> as_halves(Global<const unsigned char> bytes) {
+    return {bytes.address(), bytes.owner()};
+}
+
+template <class F>
+unsigned shim_halves(F f) {
+    unsigned pair = 0;
+    for (int i = 0; i < 2; i++) {
+        pair |= unsigned(float_to_half(f(i))) << 16 * i;
+    }
+    return pair;
+}
+inline float shim_half(unsigned pair, int i) { return half_to_float(pair >> 16 * i & 0xffff); }
+inline unsigned half2_add(unsigned a, unsigned b) {
+    return shim_halves([&](int i) { return shim_half(a, i) + shim_half(b, i); });
+}
+inline unsigned half2_multiply(unsigned a, unsigned b) {
+    return shim_halves([&](int i) { return shim_half(a, i) * shim_half(b, i); });
+}
+inline unsigned half2_multiply_add(unsigned a, unsigned b, unsigned c) {
+    return shim_halves([&](int i) { return shim_half(a, i) * shim_half(b, i) + shim_half(c, i); });
+}
+
+inline void multiply_tiles(float c[4], const unsigned a[4], const unsigned b[2], SHIM_HERE) {
+    struct Tiles { unsigned a[4], b[2]; };
+    const Tiles mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    shim::lend(mine, file, line, [&](unsigned lane, auto of) {
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned row = i / 2, column = lane % 4 * 2 + i % 2;
+            double sum = c[i];
+            for (unsigned k = 0; k < 16; k++) {
+                const Tiles left = of(lane / 4 * 4 + k % 8 / 2), right = of(column * 4 + k % 8 / 2);
+                sum += double(shim_half(left.a[k / 8 * 2 + row], k % 2)) *
+                       shim_half(right.b[k / 8], k % 2);
+            }
+            c[i] = float(sum);
+        }
+    });
+}
+
+template <class F>
+void shim_load_matrices(unsigned out[4], Global<unsigned short> row, const char* file, int line,
+                        F element) {
+    shim::access(row.owner(), row.address(), 16, 16, shim::Access::Read);
+    shim::lend(row, file, line, [&](unsigned lane, auto of) {
+        for (unsigned m = 0; m < 4; m++) {
+            out[m] = 0;
+            for (unsigned i = 0; i < 2; i++) {
+                out[m] |= unsigned(element(m, lane / 4, lane % 4 * 2 + i, of)) << 16 * i;
+            }
+        }
+    });
+}
+inline void load_matrices(unsigned out[4], Global<unsigned short> row, SHIM_HERE) {
+    shim_load_matrices(out, row, file, line, [](unsigned m, unsigned i, unsigned j, auto of) {
+        return load<unsigned short>(of(m * 8 + i) + j);
+    });
+}
+inline void load_matrices_transposed(unsigned out[4], Global<unsigned short> row, SHIM_HERE) {
+    shim_load_matrices(out, row, file, line, [](unsigned m, unsigned i, unsigned j, auto of) {
+        return load<unsigned short>(of(m * 8 + j) + i);
+    });
+}
+
+// At once: what has not been waited for is not found.
+template <class From>
+void copy_16_if(bool condition, Global<unsigned short> to, From from) {
+    store(to, condition ? load<uint4>(from) : uint4{0, 0, 0, 0});
+}
+inline void end_copies() {}
+template <unsigned COUNT>
+void wait_for_copies() {}
+
 // ---- registration: SHIM_KERNEL(name) after the kernel's source ----
 
 namespace shim {

@@ -31,6 +31,8 @@ pub enum Elem {
     I8,
     /// Ids, positions, table entries.
     U32,
+    /// Activations of matrix products on tensor cores, `u16` in CUDA.
+    F16,
     /// Activations, norm weights, logits.
     F32,
     /// Rope frequencies.
@@ -243,7 +245,8 @@ macro_rules! elements {
     };
 }
 elements! {
-    u8 => U8, i8 => I8, u32 => U32, f32 => F32, f64 => F64,
+    u8 => U8, i8 => I8, u32 => U32, half::f16 => F16, f32 => F32,
+    f64 => F64,
     q4k_soa::Q8Group => Q8Group, crate::Candidate => Candidate, crate::SamplingPack => SamplingPack,
 }
 

@@ -54,6 +54,8 @@ kernels! {
     RmsNormAdd = rms_norm_add: rms_norm_add v 1,
     /// RMS norm, q8 out.
     RmsNormQ8 = rms_norm_q8: rms_norm_q8 v 1,
+    /// RMS norm, or nothing, f16 out.
+    RmsNormF16 = rms_norm_f16: rms_norm_f16 v 1,
     /// f32 to q8.
     QuantizeQ8 = quantize_q8: quantize_q8 v 1,
     /// Matrix × q8 vector.
@@ -70,6 +72,12 @@ kernels! {
     GemvNormSwiglu = gemv_norm_swiglu: gemv_norm_swiglu v 1,
     /// Matrix × vector to be quantised, plus residual.
     GemvResidual = gemv_residual: gemv_residual v 1,
+    /// Matrices × up to 8 f16 vectors.
+    GemmSkinny8 = gemm_skinny_8: gemm_skinny v 1,
+    /// Matrices × 9 to 32 f16 vectors.
+    GemmSkinny32 = gemm_skinny_32: gemm_skinny v 1,
+    /// Matrices × many f16 vectors.
+    GemmTiled = gemm_tiled: gemm_tiled v 1,
     /// Matrix × f32 vector.
     GemvF32Store = gemv_f32_store: gemv_f32 v 1,
     /// Matrix × f32 vector, plus residual.
@@ -86,6 +94,14 @@ kernels! {
     AttentionF32 = attention_f32: attention v 2,
     /// Attention over one segment of an f16 KV cache per block.
     AttentionF16 = attention_f16: attention v 2,
+    /// Attention of runs of tokens, heads of up to 64 elements.
+    AttentionChunk64 = attention_chunk_64: attention_chunk v 1,
+    /// Attention of runs of tokens, heads of up to 128 elements.
+    AttentionChunk128 = attention_chunk_128: attention_chunk v 1,
+    /// Attention of runs of tokens, heads of up to 256 elements.
+    AttentionChunk256 = attention_chunk_256: attention_chunk v 1,
+    /// Attention of rows over an f16 KV cache, f16 out.
+    AttentionRows = attention_rows: attention_rows v 1,
     /// Sum of the segments of an attention.
     AttentionCombine = attention_combine: attention_combine v 1,
     /// RoPE, append to an f32 KV cache, and attention of one token.

@@ -204,7 +204,8 @@ fn soak(duration: Duration, preempt: Preempt) {
     let started = Instant::now();
     let mut ending = false;
     loop {
-        ending |= started.elapsed() >= duration;
+        // On a busy machine it takes longer until there was something of each.
+        ending |= started.elapsed() >= duration && finished > 0 && forks > 0;
         if !ending {
             let pick = |random: &mut Random, live: &BTreeMap<Ticket, (usize, u32)>| {
                 let at = random.below(live.len().max(1) as u32) as usize;
@@ -269,8 +270,8 @@ fn soak(duration: Duration, preempt: Preempt) {
     }
 }
 
-/// Says whether a result is that of the request alone: to the bit on the host. On a GPU another
-/// kernel may have computed a token again, so there up to the first step that is nearly a tie.
+/// Says whether a result is that of the request alone: up to the first step that is nearly a tie,
+/// because a token that is computed again may be so by another kernel, in a chunk of another size.
 struct Judge {
     lane: Option<Lane>,
     near_ties: u32,
@@ -279,7 +280,6 @@ struct Judge {
 impl Judge {
     fn compare(&mut self, prompt: &[u32], found: &[u32], expected: &[u32]) {
         let Some(at) = found.iter().zip(expected).position(|(a, b)| a != b) else { return };
-        assert!(backend() != BackendChoice::Host, "{found:?} is not {expected:?}");
         let file = || ModelFile::open(None).unwrap();
         let lane =
             self.lane.get_or_insert_with(|| load(&file(), BackendChoice::Host, Numerics::Exact));

@@ -62,6 +62,18 @@ impl<'a> PackedMatrix<'a> {
         (self.weight_type().entry().dequantize_row)(self.row_planes(row), out);
     }
 
+    /// Writes the weights of a row as arithmetic in f16 gives them: the scale of each weight (with
+    /// the super-block's) and the offset rounded to f16, `scale × quant + offset` rounded again. A
+    /// weight that is a float itself is rounded once. All are given as f32.
+    ///
+    /// # Panics
+    /// Unless the matrix has the row and `out` is one row long.
+    pub fn dequantize_row_f16(&self, row: u32, out: &mut [f32]) {
+        assert!(row < self.n_out(), "dequantize_row_f16: a row of the matrix");
+        assert_eq!(out.len(), self.n_in() as usize, "dequantize_row_f16: one place per weight");
+        (self.weight_type().entry().dequantize_row_f16)(self.row_planes(row), out);
+    }
+
     /// One row, in a matrix of planes that has it.
     #[inline]
     pub(crate) fn row_planes(&self, row: u32) -> Planes<'a> {

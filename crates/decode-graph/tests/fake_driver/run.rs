@@ -101,6 +101,7 @@ impl Launched {
 fn size(elem: Elem) -> usize {
     match elem {
         Elem::U8 | Elem::I8 => 1,
+        Elem::F16 => 2,
         Elem::U32 | Elem::F32 => 4,
         Elem::F64 => 8,
         Elem::Q8Group => size_of::<Q8Group>(),

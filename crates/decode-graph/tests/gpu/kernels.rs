@@ -78,6 +78,10 @@ tests! {
     rms_norm: RmsNorm,
     rms_norm_add: RmsNormAdd,
     rms_norm_q8: RmsNormQ8,
+    rms_norm_f16: RmsNormF16,
+    gemm_skinny_8: GemmSkinny8,
+    gemm_skinny_32: GemmSkinny32,
+    gemm_tiled: GemmTiled,
     quantize_q8: QuantizeQ8,
     gemv_q8_store: GemvQ8Store,
     gemv_q8_add: GemvQ8Add,
@@ -94,6 +98,10 @@ tests! {
     rope_append_f16: RopeAppendF16,
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
+    attention_chunk_64: AttentionChunk64,
+    attention_chunk_128: AttentionChunk128,
+    attention_chunk_256: AttentionChunk256,
+    attention_rows: AttentionRows,
     attention_combine: AttentionCombine,
     attention_step_f32: AttentionStepF32,
     attention_step_f16: AttentionStepF16,
@@ -287,22 +295,25 @@ fn compare(how: Compare, found: &[u8], expected: &[u8]) -> Result<f64, String> {
                 "[byte {first}]: {a:x?}, the twin has {b:x?}; {count} of {len} bytes differ"
             ))
         }
-        Compare::F32 { per } => {
+        Compare::F32 { per } | Compare::Sums { per } => {
+            let part = if matches!(how, Compare::F32 { .. }) { 1e-5 } else { 1e-4 };
             let (found, expected) = (floats(found), floats(expected));
             let tolerances = expected.chunks(per).flat_map(|chunk| {
                 let finite = chunk.iter().filter(|x| x.is_finite());
                 let scale = finite.fold(0.0f32, |scale, x| scale.max(x.abs()));
-                std::iter::repeat_n(1e-5 * scale, chunk.len())
+                std::iter::repeat_n(part * scale, chunk.len())
+            });
+            near(found.iter().copied(), expected.iter().copied(), tolerances)
+        }
+        Compare::Weighted { per } => {
+            let (found, expected) = (halves(found), halves(expected));
+            let tolerances = expected.chunks(per).flat_map(|chunk| {
+                let scale = chunk.iter().fold(0.0f32, |scale, x| scale.max(x.abs()));
+                std::iter::repeat_n(2e-3 * scale, chunk.len())
             });
             near(found.iter().copied(), expected.iter().copied(), tolerances)
         }
         Compare::Half => {
-            let halves = |bytes: &[u8]| -> Vec<f32> {
-                bytemuck::pod_collect_to_vec::<u8, half::f16>(bytes)
-                    .iter()
-                    .map(|x| x.to_f32())
-                    .collect()
-            };
             let (found, expected) = (halves(found), halves(expected));
             // The f32 before it may round to the neighbour.
             let tolerances: Vec<f32> =
@@ -310,6 +321,10 @@ fn compare(how: Compare, found: &[u8], expected: &[u8]) -> Result<f64, String> {
             near(found.into_iter(), expected.into_iter(), tolerances.into_iter())
         }
     }
+}
+
+fn halves(bytes: &[u8]) -> Vec<f32> {
+    bytemuck::pod_collect_to_vec::<u8, half::f16>(bytes).iter().map(|x| x.to_f32()).collect()
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {

@@ -18,6 +18,7 @@ mod cu {
 mod support;
 
 mod appended;
+mod batch;
 mod capture;
 mod device;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

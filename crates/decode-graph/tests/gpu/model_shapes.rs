@@ -13,6 +13,18 @@ use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
 
 use crate::cu::cases::{Buf, Builder, Case, Compare, Memory, Random};
 
+/// Makes the case of arguments: they check themselves, geometry is the device's.
+macro_rules! case {
+    ($buffers:expr, $kernel:expr, $label:expr, $args:expr, $device:expr) => {{
+        let args = $args;
+        let Buffers { builder, len_bytes } = $buffers;
+        let list = args.list($kernel, |buf: Buf| len_bytes[buf.id]);
+        builder.case($kernel, $label, list, args.geometry($device))
+    }};
+}
+
+mod batches;
+
 #[derive(Clone, Copy)]
 struct Model {
     name: &'static str,
@@ -110,7 +122,10 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
             Kernel::Sample => cases.extend(sample_cases(model, device, random)),
             // Of no model.
             Kernel::ReadBandwidth => {}
-            _ => gemv_cases(kernel, model, device, random, &mut cases),
+            _ => match batches::of(kernel, model, device, random) {
+                Some(of_batches) => cases.extend(of_batches),
+                None => gemv_cases(kernel, model, device, random, &mut cases),
+            },
         }
     }
     cases
@@ -144,16 +159,6 @@ impl Buffers {
         self.len_bytes.push(layout.len_bytes());
         self.builder.matrix(ty, n_out, n_in, random)
     }
-}
-
-/// Makes the case of arguments: they check themselves, geometry is the device's.
-macro_rules! case {
-    ($buffers:expr, $kernel:expr, $label:expr, $args:expr, $device:expr) => {{
-        let args = $args;
-        let Buffers { builder, len_bytes } = $buffers;
-        let list = args.list($kernel, |buf: Buf| len_bytes[buf.id]);
-        builder.case($kernel, $label, list, args.geometry($device))
-    }};
 }
 
 fn embed_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {

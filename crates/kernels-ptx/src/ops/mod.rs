@@ -6,10 +6,15 @@
 
 pub mod argmax;
 pub mod attention;
+pub mod attention_chunk;
 pub mod attention_combine;
+pub mod attention_rows;
 pub mod attention_step;
 pub mod embed;
 pub mod gather_rows;
+pub mod gemm;
+pub mod gemm_skinny;
+pub mod gemm_tiled;
 pub mod gemv_f32;
 pub mod gemv_norm;
 pub mod gemv_norm_swiglu;
@@ -21,11 +26,15 @@ pub mod quantize_q8;
 pub mod read_bandwidth;
 pub mod rms_norm;
 pub mod rms_norm_add;
+pub mod rms_norm_f16;
 pub mod rms_norm_q8;
 pub mod rope_append;
 pub mod sample;
 
+mod half_rows;
 mod matrix;
 mod tables;
 
+pub use gemm::GemmForm;
+pub use half_rows::{HalfOrder, half_bytes};
 pub use matrix::is_grouped;

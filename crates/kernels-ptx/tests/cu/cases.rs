@@ -4,6 +4,7 @@ use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
 
 mod data;
 mod fused;
+mod gemm;
 mod gemv;
 mod kv;
 mod rows;
@@ -31,6 +32,11 @@ pub(crate) enum Compare {
     Exact,
     /// To 1e-5 of the largest magnitude among each `per` elements.
     F32 { per: usize },
+    /// Long sums in the order and with the rounding of tensor cores: to 1e-4 of the largest
+    /// magnitude among each `per` elements.
+    Sums { per: usize },
+    /// f16 sums by weights that are f16, too: to 2e-3 of the largest magnitude among each `per`.
+    Weighted { per: usize },
     /// f16, to the neighbouring number.
     Half,
 }
@@ -79,6 +85,9 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::RmsNorm => rows::rms_norm(random),
         Kernel::RmsNormAdd => rows::rms_norm_add(random),
         Kernel::RmsNormQ8 => rows::rms_norm_q8(random),
+        Kernel::RmsNormF16 => gemm::rms_norm_f16(random),
+        Kernel::GemmSkinny8 | Kernel::GemmSkinny32 => gemm::skinny(kernel, random),
+        Kernel::GemmTiled => gemm::tiled(kernel, random),
         Kernel::QuantizeQ8 => rows::quantize_q8(random),
         Kernel::GemvQ8Store | Kernel::GemvQ8Add | Kernel::GemvQ8Swiglu | Kernel::GemvQ8Geglu => {
             gemv::q8(kernel, random)
@@ -93,6 +102,10 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => kv::rope_append(kernel, random),
         Kernel::AttentionF32 | Kernel::AttentionF16 => kv::attention(kernel, random),
         Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => kv::attention_step(kernel, random),
+        Kernel::AttentionChunk64 | Kernel::AttentionChunk128 | Kernel::AttentionChunk256 => {
+            kv::attention_chunk(kernel, random)
+        }
+        Kernel::AttentionRows => kv::attention_rows(random),
         Kernel::AttentionCombine => kv::attention_combine(random),
         Kernel::Argmax => vocab::argmax(random),
         Kernel::Head => fused::head(random),

@@ -47,6 +47,10 @@ tests! {
     rms_norm: RmsNorm,
     rms_norm_add: RmsNormAdd,
     rms_norm_q8: RmsNormQ8,
+    rms_norm_f16: RmsNormF16,
+    gemm_skinny_8: GemmSkinny8,
+    gemm_skinny_32: GemmSkinny32,
+    gemm_tiled: GemmTiled,
     quantize_q8: QuantizeQ8,
     gemv_q8_store: GemvQ8Store,
     gemv_q8_add: GemvQ8Add,
@@ -63,6 +67,10 @@ tests! {
     rope_append_f16: RopeAppendF16,
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
+    attention_chunk_64: AttentionChunk64,
+    attention_chunk_128: AttentionChunk128,
+    attention_chunk_256: AttentionChunk256,
+    attention_rows: AttentionRows,
     attention_combine: AttentionCombine,
     attention_step_f32: AttentionStepF32,
     attention_step_f16: AttentionStepF16,
@@ -187,7 +195,8 @@ impl Compare {
                     Err(format!("[byte {at}]: {found:x?}, the twin has {expected:x?}"))
                 })
             }
-            Compare::F32 { per } => {
+            Compare::F32 { per } | Compare::Sums { per } => {
+                let part = if matches!(self, Compare::F32 { .. }) { 1e-5 } else { 1e-4 };
                 let (found, expected) = (floats(found), floats(expected));
                 for (chunk, (found, expected)) in
                     found.chunks(per).zip(expected.chunks(per)).enumerate()
@@ -195,7 +204,21 @@ impl Compare {
                     let finite = expected.iter().filter(|x| x.is_finite());
                     let scale = finite.fold(0.0f32, |scale, x| scale.max(x.abs()));
                     for (i, (&a, &b)) in found.iter().zip(expected).enumerate() {
-                        near(a, b, 1e-5 * scale, chunk * per + i)?;
+                        near(a, b, part * scale, chunk * per + i)?;
+                    }
+                }
+                Ok(())
+            }
+            Compare::Weighted { per } => {
+                let (found, expected): (&[half::f16], &[half::f16]) =
+                    (bytemuck::cast_slice(found), bytemuck::cast_slice(expected));
+                for (i, (found, expected)) in
+                    found.chunks(per).zip(expected.chunks(per)).enumerate()
+                {
+                    let scale =
+                        expected.iter().fold(0.0f32, |scale, x| scale.max(x.to_f32().abs()));
+                    for (j, (a, b)) in found.iter().zip(expected).enumerate() {
+                        near(a.to_f32(), b.to_f32(), 2e-3 * scale, i * per + j)?;
                     }
                 }
                 Ok(())

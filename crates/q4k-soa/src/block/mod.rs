@@ -107,6 +107,7 @@ pub(crate) struct Entry {
     pub(crate) dequantize: fn(&[u8], &mut [f32]),
     pub(crate) quantize: fn(&[f32], &mut [u8]),
     pub(crate) dequantize_row: fn(Planes<'_>, &mut [f32]),
+    pub(crate) dequantize_row_f16: fn(Planes<'_>, &mut [f32]),
     pub(crate) dot_q8: fn(Planes<'_>, &[i8], &[Q8Group]) -> f32,
     pub(crate) dot_f32: fn(Planes<'_>, &[f32]) -> f32,
 }
@@ -128,6 +129,7 @@ pub(crate) static TABLE: [Entry; 11] = [
 const fn grouped<B: Grouped>() -> Entry {
     Entry {
         dequantize_row: scalar::dequantize_grouped::<B>,
+        dequantize_row_f16: scalar::dequantize_grouped_f16::<B>,
         dot_q8: scalar::dot_q8_grouped::<B>,
         dot_f32: scalar::dot_f32_grouped::<B>,
         ..entry::<B>()
@@ -137,6 +139,7 @@ const fn grouped<B: Grouped>() -> Entry {
 const fn float<B: Float>() -> Entry {
     Entry {
         dequantize_row: scalar::dequantize_float::<B>,
+        dequantize_row_f16: scalar::dequantize_float_f16::<B>,
         dot_q8: scalar::dot_q8_float::<B>,
         dot_f32: scalar::dot_f32_float::<B>,
         ..entry::<B>()
@@ -166,6 +169,7 @@ const fn entry<B: Block>() -> Entry {
             }
         },
         dequantize_row: |_, _| {},
+        dequantize_row_f16: |_, _| {},
         dot_q8: |_, _, _| 0.0,
         dot_f32: |_, _| 0.0,
     }

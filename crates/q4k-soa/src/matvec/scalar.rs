@@ -57,6 +57,18 @@ impl Group {
     }
 
     #[inline(always)]
+    fn dequantize_f16(&self, out: &mut [f32; GROUP_ELEMS]) {
+        let offset = round_to_f16(self.offset.unwrap_or(0.0));
+        let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(self.quants.as_chunks::<16>().0);
+        for ((out, quants), scale) in halves.zip(self.scales) {
+            let scale = round_to_f16(self.d * scale as f32);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = round_to_f16(scale * f32::from(quant) + offset);
+            }
+        }
+    }
+
+    #[inline(always)]
     fn dot_q8(&self, x: &[i8; GROUP_ELEMS], group: &Q8Group) -> f32 {
         let halves = self.quants.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0);
         let dots = halves.map(|(quants, x)| {
@@ -71,6 +83,29 @@ impl Group {
 pub(crate) fn dequantize_grouped<B: Grouped>(planes: Planes<'_>, out: &mut [f32]) {
     for (index, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
         B::group(&planes, index).dequantize(out);
+    }
+}
+
+/// The nearest f16, as far as it is finite; the even one of two. Without branches, so that loops
+/// become vector instructions.
+#[inline(always)]
+fn round_to_f16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let normal = f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff);
+    // Below 2^-14 f16 are the multiples of 2^-24, as floats between 0.5 and 1 are.
+    let tiny = (x.abs() + 0.5) - 0.5;
+    if x.abs() < 6.103_515_6e-5 { tiny.copysign(x) } else { normal }
+}
+
+pub(crate) fn dequantize_grouped_f16<B: Grouped>(planes: Planes<'_>, out: &mut [f32]) {
+    for (index, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        B::group(&planes, index).dequantize_f16(out);
+    }
+}
+
+pub(crate) fn dequantize_float_f16<B: Float>([values, ..]: Planes<'_>, out: &mut [f32]) {
+    for (out, value) in out.iter_mut().zip(bytemuck::cast_slice::<u8, B>(values)) {
+        *out = round_to_f16(value.to_f32());
     }
 }
 
@@ -153,4 +188,24 @@ pub(super) fn finish_dot_f32<B: Float>(mut lanes: [f64; LANES], weights: &[u8], 
 pub(super) fn total(lanes: [f64; LANES]) -> f32 {
     let [a, b, c, d, e, f, g, h] = lanes;
     (((a + e) + (c + g)) + ((b + f) + (d + h))) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::round_to_f16;
+    use half::f16;
+
+    #[test]
+    fn floats_are_rounded_as_f16_are() {
+        // Every exponent that f16 has and some below, mantissas around every kind of tie.
+        for exponent in 0x60..=0x8e {
+            for mantissa in [0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7f_efff] {
+                let x = f32::from_bits(exponent << 23 | mantissa);
+                for x in [x, -x] {
+                    let expected = f16::from_f32(x).to_f32();
+                    assert_eq!(round_to_f16(x).to_bits(), expected.to_bits(), "{x:e}");
+                }
+            }
+        }
+    }
 }

@@ -1,7 +1,10 @@
 //! The KV cache: append, attention, combine.
 
 use half::f16;
-use kernels_ptx::ops::{attention, attention_combine, attention_step, rope_append};
+use kernels_ptx::ops::{
+    HalfOrder, attention, attention_chunk, attention_combine, attention_rows, attention_step,
+    half_bytes, rope_append,
+};
 use kernels_ptx::{DeviceProfile, Kernel};
 
 use super::{Buf, Builder, Case, Compare, Memory, Random};
@@ -330,36 +333,46 @@ fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) ->
     b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
 }
 
+impl AttentionRows {
+    fn new(shape: Attention, half: bool, random: &mut Random) -> Self {
+        let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, .. } = shape;
+        let slots = shape.max_context_tokens;
+        let n_sequences = shape.n_sequences;
+        let dims = [n_kv_head, head_dim];
+        let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
+        // Token t of the launch sees one token more than the one before it, or t sequences have tokens
+        // of their own. The last token's sequence is beyond the last.
+        let position = |t| match n_sequences {
+            1 => shape.n_context - n_tokens + t,
+            _ => shape.n_context - 1 - t * 17,
+        };
+        let positions: Vec<u32> = (0..n_tokens).map(position).collect();
+        let sequences: Vec<u32> = match n_sequences {
+            1 => vec![0; n_tokens as usize],
+            _ => (0..n_tokens)
+                .map(|t| if t + 1 == n_tokens { u32::MAX } else { t % n_sequences })
+                .collect(),
+        };
+        let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, p % slots, 0]).collect();
+
+        let mut kv = layer.contents(random);
+        let rows: Vec<[u32; 2]> = sequences.iter().zip(&positions).map(|(s, p)| [*s, *p]).collect();
+        let set = attended(&layer, shape, &rows, false, &mut kv);
+
+        let q = random.floats((n_tokens * n_head * head_dim) as usize);
+        let q = q.iter().map(|x| x * 3.0).collect();
+        Self { layer, sequences, tokens, kv, set, q }
+    }
+}
+
 fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
-    let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, .. } = shape;
-    let slots = shape.max_context_tokens;
+    let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, n_sequences, .. } = shape;
     let half = kernel == Kernel::AttentionF16;
-    let n_sequences = shape.n_sequences;
-    let dims = [n_kv_head, head_dim];
-    let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
-    // Token t of the launch sees one token more than the one before it, or t sequences have tokens
-    // of their own. The last token's sequence is beyond the last.
-    let position = |t| match n_sequences {
-        1 => shape.n_context - n_tokens + t,
-        _ => shape.n_context - 1 - t * 17,
-    };
-    let positions: Vec<u32> = (0..n_tokens).map(position).collect();
-    let sequences: Vec<u32> = match n_sequences {
-        1 => vec![0; n_tokens as usize],
-        _ => (0..n_tokens)
-            .map(|t| if t + 1 == n_tokens { u32::MAX } else { t % n_sequences })
-            .collect(),
-    };
-    let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, p % slots, 0]).collect();
-
-    let mut kv = layer.contents(random);
-    let rows: Vec<[u32; 2]> = sequences.iter().zip(&positions).map(|(s, p)| [*s, *p]).collect();
-    let set = attended(&layer, shape, &rows, false, &mut kv);
-
+    let AttentionRows { layer, sequences, tokens, kv, set, q } =
+        AttentionRows::new(shape, half, random);
+    let slots = shape.max_context_tokens;
     let record = 2 + head_dim;
     let mut b = Builder::default();
-    let q: Vec<f32> =
-        random.floats((n_tokens * n_head * head_dim) as usize).iter().map(|x| x * 3.0).collect();
     let args = attention::Args {
         q: b.input(&q),
         kv: b.add(Memory { bytes: kv, set: Some(set), compare: Compare::Exact }),
@@ -388,6 +401,16 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
     };
     let geometry = args.geometry(&DeviceProfile::A2000);
     b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
+}
+
+/// What a launch of attention over rows reads, whichever kernel it is.
+struct AttentionRows {
+    layer: Layer,
+    sequences: Vec<u32>,
+    tokens: Vec<u32>,
+    kv: Vec<u8>,
+    set: Vec<std::ops::Range<usize>>,
+    q: Vec<f32>,
 }
 
 pub(crate) fn attention_combine(random: &mut Random) -> Vec<Case> {
@@ -444,4 +467,175 @@ pub(crate) fn attention_combine(random: &mut Random) -> Vec<Case> {
         ));
     }
     cases
+}
+
+/// Runs of tokens, [run, tokens of it, position of the first] and whose: the rest is padding.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    n_head: u32,
+    n_kv_head: u32,
+    head_dim: u32,
+    block_size: u32,
+    run_tokens: u32,
+    window: u32,
+    order: HalfOrder,
+    /// Position of the first token and number of tokens of each run.
+    runs: [[u32; 2]; 2],
+}
+
+pub(crate) fn attention_chunk(kernel: Kernel, random: &mut Random) -> Vec<Case> {
+    let dims: &[u32] = match kernel {
+        Kernel::AttentionChunk64 => &[64, 8, 40],
+        Kernel::AttentionChunk128 => &[128, 80, 96],
+        _ => &[256, 136, 192],
+    };
+    let usual = Chunk {
+        n_head: 2,
+        n_kv_head: 1,
+        head_dim: dims[0],
+        block_size: 16,
+        run_tokens: 80,
+        window: 0,
+        order: HalfOrder::Rows,
+        runs: [[0, 80], [77, 50]],
+    };
+    let shapes = [
+        usual,
+        Chunk { head_dim: dims[1], n_head: 3, n_kv_head: 3, runs: [[64, 80], [1, 80]], ..usual },
+        Chunk { head_dim: dims[2], window: 33, block_size: 5, runs: [[90, 80], [0, 3]], ..usual },
+        Chunk { run_tokens: 16, order: HalfOrder::Fragments, runs: [[130, 16], [7, 9]], ..usual },
+        Chunk {
+            run_tokens: 4,
+            order: HalfOrder::Fragments,
+            window: 1,
+            runs: [[63, 4], [0, 4]],
+            ..usual
+        },
+    ];
+    shapes.into_iter().map(|shape| chunk_case(kernel, shape, random)).collect()
+}
+
+fn chunk_case(kernel: Kernel, shape: Chunk, random: &mut Random) -> Case {
+    let Chunk { n_head, n_kv_head, head_dim, block_size, run_tokens, window, .. } = shape;
+    let slots = 200;
+    // The last sequence is that of padding: position 0 of it is there.
+    let dims = [n_kv_head, head_dim];
+    let layer = Layer::of_sequences(3, dims, block_size, slots, true, random);
+    let mut rows = Vec::new();
+    for (sequence, [first, count]) in (0..).zip(shape.runs) {
+        rows.extend((first..first + count).map(|position| [sequence, position]));
+        rows.extend((count..run_tokens).map(|_| [u32::MAX, 0]));
+    }
+    let mut kv = layer.contents(random);
+    let mut set = Vec::new();
+    // Whole tiles of slots are read, up to the last position; what is older than every window and
+    // what is to come is neither set nor read.
+    for (sequence, [first, count]) in (0..).zip(shape.runs) {
+        let oldest = if window == 0 { 0 } else { (first + 1).saturating_sub(window) };
+        for slot in 0..slots {
+            let ranges = layer.slot_of(sequence, slot);
+            match slot >= oldest / 64 * 64 && slot < first + count {
+                true => set.extend(ranges),
+                false => ranges.into_iter().for_each(|range| kv[range].fill(0xff)),
+            }
+        }
+    }
+    set.extend(layer.slot_of(2, 0));
+    let n_tokens = rows.len() as u32;
+    let tokens: Vec<u32> = rows.iter().flat_map(|[_, p]| [*p, *p, 0]).collect();
+    let sequences: Vec<u32> = rows.iter().map(|[sequence, _]| *sequence).collect();
+    let q: Vec<f32> =
+        random.floats((n_tokens * n_head * head_dim) as usize).iter().map(|x| x * 3.0).collect();
+    let mut b = Builder::default();
+    let args = attention_chunk::Args {
+        q: b.input(&q),
+        kv: b.add(Memory { bytes: kv, set: Some(set), compare: Compare::Exact }),
+        sequences: b.input(&sequences),
+        block_table: b.input(&layer.block_table),
+        tokens: b.input(&tokens),
+        out: b.add(Memory {
+            bytes: vec![0; half_bytes(shape.order, n_tokens, n_head * head_dim) as usize],
+            set: Some(Vec::new()),
+            compare: Compare::Weighted { per: head_dim as usize },
+        }),
+        n_tokens,
+        run_tokens,
+        n_head,
+        n_kv_head,
+        head_dim,
+        block_size,
+        n_blocks: layer.n_blocks(),
+        n_sequences: layer.n_sequences(),
+        table_stride: layer.table_stride(),
+        n_logical: layer.n_logical,
+        window,
+        order: shape.order as u32,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+    };
+    let geometry = args.geometry(&DeviceProfile::A2000);
+    b.case(kernel, format!("{shape:?}"), args.list(kernel, Buf::len_bytes), geometry)
+}
+
+pub(crate) fn attention_rows(random: &mut Random) -> Vec<Case> {
+    let mut shapes = attention_shapes();
+    shapes.retain(|shape| shape.n_head * shape.head_dim % 8 == 0);
+    let [.., usual] = shapes[..] else { unreachable!("there are shapes") };
+    let usual = Attention { head_dim: 64, n_context: 200, max_context_tokens: 256, ..usual };
+    shapes.push(Attention { n_context: 70, n_tokens: 3, n_segments: 2, ..usual });
+    shapes.push(Attention { n_context: 170, n_tokens: 5, n_sequences: 3, window: 9, ..usual });
+    shapes.push(Attention { n_context: 190, n_tokens: 9, n_sequences: 4, n_segments: 1, ..usual });
+    shapes.push(Attention { n_context: 200, n_tokens: 9, n_sequences: 9, n_segments: 5, ..usual });
+    let kernel = Kernel::AttentionRows;
+    let case = |(index, shape): (usize, Attention)| {
+        let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, n_sequences, .. } =
+            shape;
+        let AttentionRows { layer, sequences, tokens, kv, set, q } =
+            AttentionRows::new(shape, true, random);
+        let order = if index % 3 == 2 { HalfOrder::Rows } else { HalfOrder::Fragments };
+        let record = 2 + head_dim;
+        let n_partials = (n_tokens * n_head * shape.n_segments * record) as usize;
+        let mut b = Builder::default();
+        let args = attention_rows::Args {
+            q: b.input(&q),
+            kv: b.add(Memory { bytes: kv, set: Some(set), compare: Compare::Exact }),
+            sequences: b.input(&sequences),
+            block_table: b.input(&layer.block_table),
+            tokens: b.input(&tokens),
+            // Whatever was there stays where a segment is not in use.
+            partials: b.add(Memory {
+                bytes: bytemuck::cast_slice(&random.floats(n_partials)).to_vec(),
+                set: Some(Vec::new()),
+                compare: Compare::F32 { per: record as usize },
+            }),
+            arrivals: b.add(Memory {
+                bytes: vec![0; (n_tokens * n_kv_head * 4) as usize],
+                set: None,
+                compare: Compare::Exact,
+            }),
+            out: b.add(Memory {
+                bytes: vec![0; half_bytes(order, n_tokens, n_head * head_dim) as usize],
+                set: Some(Vec::new()),
+                compare: Compare::Weighted { per: head_dim as usize },
+            }),
+            n_tokens,
+            n_head,
+            n_kv_head,
+            head_dim,
+            block_size,
+            n_blocks: layer.n_blocks(),
+            n_sequences,
+            table_stride: layer.table_stride(),
+            n_logical: layer.n_logical,
+            max_context_tokens: shape.max_context_tokens,
+            n_segments: shape.n_segments,
+            segment_min: shape.segment_min,
+            window: shape.window,
+            order: order as u32,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+        };
+        let geometry = args.geometry(&DeviceProfile::A2000);
+        let label = format!("{order:?}, {shape:?}");
+        b.case(kernel, label, args.list(kernel, Buf::len_bytes), geometry)
+    };
+    shapes.into_iter().enumerate().map(case).collect()
 }
