@@ -19,7 +19,7 @@ modules! {
     ("gather_rows", "compute_90", "8.4", 0x97fb4ee9eb5b0bd4, include_str!("gather_rows.compute_90.ptx"), ["gather_rows"]);
     ("gemm_skinny", "compute_80", "8.4", 0x28035e7a93130834, include_str!("gemm_skinny.compute_80.ptx"), ["gemm_skinny_8", "gemm_skinny_32"]);
     ("gemm_skinny", "compute_90", "8.4", 0xd146ff5816cc47a1, include_str!("gemm_skinny.compute_90.ptx"), ["gemm_skinny_8", "gemm_skinny_32"]);
-    ("gemm_tiled", "compute_80", "8.4", 0x0c4c8a87471f6316, include_str!("gemm_tiled.compute_80.ptx"), ["gemm_tiled"]);
+    ("gemm_tiled", "compute_80", "8.4", 0x046156ff08534eee, include_str!("gemm_tiled.compute_80.ptx"), ["gemm_tiled"]);
     ("gemm_tiled", "compute_90", "8.4", 0x2865c6cdf7bed623, include_str!("gemm_tiled.compute_90.ptx"), ["gemm_tiled"]);
     ("gemv_f32", "compute_80", "8.4", 0x64bfce2fda924a62, include_str!("gemv_f32.compute_80.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu", "gemv_f32_geglu"]);
     ("gemv_f32", "compute_90", "8.4", 0x7c5b32d3871e5004, include_str!("gemv_f32.compute_90.ptx"), ["gemv_f32_store", "gemv_f32_add", "gemv_f32_swiglu", "gemv_f32_geglu"]);

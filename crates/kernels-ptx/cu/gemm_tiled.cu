@@ -22,6 +22,13 @@
 constexpr u32 TILE = 128, STEP = 64, THREADS = 256, STAGES = 3;
 constexpr u32 STAGE_BYTES = TILE * STEP * 2;
 
+// Two blocks an SM, but where their registers do not suffice.
+#if __CUDA_ARCH__ >= 900
+#define BLOCKS_PER_SM 2
+#else
+#define BLOCKS_PER_SM 1
+#endif
+
 // A stage in shared memory: lines of 64 f16.
 struct Stage {
     Global<u16> base;
@@ -189,7 +196,7 @@ struct TiledProduct {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     gemm_tiled(Global<const u8> w0, Global<const u8> w1, Global<const u8> w2, Global<const u16> x,
                Global<const float> bias, Global<const float> residual, Global<u8> out, u32 type0,
                u32 type1, u32 type2, u32 n_out0, u32 n_out1, u32 n_out2, u32 n_in, u32 n_tokens,
