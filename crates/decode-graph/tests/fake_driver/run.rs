@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kernels_ptx::ops::{GemmForm, HalfOrder, half_bytes};
 use kernels_ptx::{
     Access, Arg, Candidate, Elem, Kernel, ParamError, ParamKind, SamplingPack, ScalarType, Slice,
     TwinArgs,
@@ -166,28 +167,51 @@ impl Expression<'_> {
             return number;
         }
         if word == "packed_bytes" {
-            let [ggml_type, n_out, n_in] = self.three_numbers(word);
+            let [ggml_type, n_out, n_in] = self.numbers(word);
             return packed_bytes(ggml_type as u32, n_out as u32, n_in as u32);
+        }
+        if word == "half_elems" {
+            let [order, rows, n] = self.numbers(word);
+            return half_elems(order, rows, n);
+        }
+        if word == "residual_elems" {
+            let [form, n_tokens, n_out @ ..]: [u64; 5] = self.numbers(word);
+            let added = form == u64::from(GemmForm::Add as u32);
+            return if added { n_tokens * n_out.iter().sum::<u64>() } else { 0 };
+        }
+        if word == "out_bytes" {
+            let [form, order, n_tokens, n_out @ ..]: [u64; 6] = self.numbers(word);
+            let gated = form > u64::from(GemmForm::Add as u32);
+            let floats = n_tokens * n_out.iter().sum::<u64>();
+            return if gated { 2 * half_elems(order, n_tokens, n_out[0]) } else { 4 * floats };
         }
         if word == "tables" && self.next(':') && self.next(':') {
             self.rest =
                 self.rest.trim_start().strip_prefix("entries").expect("a function of tables");
-            let [n_sequences, table_stride, n_logical] = self.three_numbers("entries");
+            let [n_sequences, table_stride, n_logical] = self.numbers("entries");
             return n_sequences.saturating_sub(1) * table_stride + n_logical;
         }
         self.scalars.get(word).copied().unwrap_or_else(|| panic!("{word} is no scalar"))
     }
 
-    /// Arguments of a function.
-    fn three_numbers(&mut self, function: &str) -> [u64; 3] {
+    /// Arguments of a function; those in brackets are arguments like the others.
+    fn numbers<const N: usize>(&mut self, function: &str) -> [u64; N] {
         assert!(self.next('('), "{function} has arguments");
         let numbers = std::array::from_fn(|index| {
-            assert!(index == 0 || self.next(','), "{function} takes three numbers");
-            self.sum()
+            assert!(index == 0 || self.next(','), "{function} takes {N} numbers");
+            self.next('[');
+            let number = self.sum();
+            self.next(']');
+            number
         });
-        assert!(self.next(')'), "{function} takes three numbers");
+        assert!(self.next(')'), "{function} takes {N} numbers");
         numbers
     }
+}
+
+fn half_elems(order: u64, rows: u64, n: u64) -> u64 {
+    let order = if order == 0 { HalfOrder::Rows } else { HalfOrder::Fragments };
+    half_bytes(order, rows as u32, n as u32) / 2
 }
 
 fn packed_bytes(ggml_type: u32, n_out: u32, n_in: u32) -> u64 {
