@@ -95,10 +95,11 @@ fn a_sequence_that_left_its_context_cannot_be_saved() {
     assert!(matches!(lane.save_state(), Err(LaneError::State(StateError::Wrapped { .. }))));
 }
 
+/// In exact numerics, in which chunks of a prompt and single tokens are the same.
 fn lane(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lane"))
         .args(args)
-        .args(["--backend", "host", "--temp", "0", "-n", "12"])
+        .args(["--backend", "host", "--numerics", "exact", "--temp", "0", "-n", "12"])
         .output()
         .unwrap()
 }
