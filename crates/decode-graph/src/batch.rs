@@ -11,7 +11,7 @@
 //! | `sequences` | row | which block table: a row of the planner's, [`kv_paged::SequenceId::row`] |
 //! | `tokens` | row | [`TokenParams`]: position, slot, token; the device advances those of outputs |
 //! | `outputs` | output | its row, or [`NO_ROW`] |
-//! | `sampling` | output | [`SamplingPack`](kernels_ptx::SamplingPack), for [`Head::Sampled`] |
+//! | `sampling` | output | [`SamplingPack`], for [`Head::Sampled`] |
 //! | `logits`, `token`, `step_count` | output | results |
 //!
 //! [`StepPlan::for_batch`] is a step in which every row may be of another sequence and has an
