@@ -31,7 +31,7 @@ pub(super) fn half_elems(order: u64, rows: u64, n: u64) -> u64 {
     rows * n.next_multiple_of(COLUMNS as u64)
 }
 
-/// [`half_elems`] of rows of `n` elements.
+/// Bytes of `rows` rows of `n` elements in an order.
 pub fn half_bytes(order: HalfOrder, rows: u32, n: u32) -> u64 {
     2 * half_elems(order as u64, rows.into(), n.into())
 }
