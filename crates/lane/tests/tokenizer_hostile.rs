@@ -161,6 +161,14 @@ fn text_that_a_vocabulary_cannot_express() {
 }
 
 #[test]
+fn text_without_a_token_makes_no_control_token() {
+    // The unknown token of this file is one that ends a turn.
+    let vocabulary = Vocabulary { unk: Some(2), ..sentencepiece() };
+    let error = Tokenizer::new(vocabulary).unwrap().encode("x", Special::AsText).unwrap_err();
+    assert!(matches!(error, TokenizerError::Inexpressible { character: 'x' }));
+}
+
+#[test]
 fn long_text_takes_no_more_than_linear_time() {
     // One word of a million letters, a million spaces, a million half special tokens.
     for (model, vocabulary) in [("bpe", bpe()), ("sentencepiece", sentencepiece())] {

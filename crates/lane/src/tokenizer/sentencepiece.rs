@@ -83,7 +83,8 @@ impl SentencePiece {
                 TokenKind::Normal | TokenKind::UserDefined => {}
             }
         }
-        let unk = vocabulary.unk;
+        // What text has no token for is text all the same: it becomes no control token either.
+        let unk = vocabulary.unk.filter(|&id| kinds[id as usize] != TokenKind::Control);
         Ok(SentencePiece { ids, scores, bytes, unk, longest_bytes })
     }
 
