@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::layers;
 
@@ -29,6 +29,9 @@ const RUNS: &[(&str, &[&str])] = &[
     ("lane", &["build"]),
 ];
 
+/// What crates.io takes, packed.
+const MAX_PACKAGE_BYTES: u64 = 10 << 20;
+
 /// What docs.rs runs, which has no CUDA and says who it is.
 const DOCS: &[&str] = &["doc", "--no-deps", "--all-features"];
 
@@ -39,9 +42,10 @@ const DOWNSTREAM_PROGRAMS: &[(&str, &str)] =
 
 /// Checks the crates named, or all.
 pub(crate) fn run(root: &Path, only: &[&str]) -> Result<()> {
+    let crates = layers::published();
+    expect_known(only, &crates)?;
     let wanted = |name: &str| only.is_empty() || only.contains(&name);
     let target = crate::target(root).join("package-check");
-    let crates = layers::published();
     package(root, &crates, &target)?;
     let outside = Outside::new()?;
     for name in &crates {
@@ -54,7 +58,12 @@ pub(crate) fn run(root: &Path, only: &[&str]) -> Result<()> {
     }
     for name in crates.iter().filter(|name| wanted(name)) {
         println!("{name}: cargo {}, as on docs.rs", DOCS.join(" "));
-        let docs_rs = [("DOCS_RS", Some("1")), ("CUDA_LIBRARY_PATH", None)];
+        // Links that lead nowhere are docs.rs's to show and ours to refuse.
+        let docs_rs = [
+            ("DOCS_RS", Some("1")),
+            ("CUDA_LIBRARY_PATH", None),
+            ("RUSTDOCFLAGS", Some("-D warnings")),
+        ];
         outside.cargo_with(name, &target.join("docs"), DOCS, &docs_rs)?;
     }
     copy(&root.join(DOWNSTREAM), &outside.folder.join("downstream"))?;
@@ -63,6 +72,23 @@ pub(crate) fn run(root: &Path, only: &[&str]) -> Result<()> {
         outside.cargo("downstream", &target, &["run", "-p", program])?;
     }
     println!("the packages build and pass outside {}", root.display());
+    Ok(())
+}
+
+/// Refuses a name that is no crate's: nothing would be checked, and that would pass.
+fn expect_known(only: &[&str], crates: &[&str]) -> Result<()> {
+    if let Some(unknown) = only.iter().find(|name| !crates.contains(name)) {
+        bail!("no published crate {unknown}; there are {}", crates.join(", "));
+    }
+    Ok(())
+}
+
+/// Refuses what crates.io would.
+fn expect_small(name: &str, bytes: u64) -> Result<()> {
+    ensure!(
+        bytes <= MAX_PACKAGE_BYTES,
+        "{name}: the package has {bytes} bytes, crates.io takes {MAX_PACKAGE_BYTES}"
+    );
     Ok(())
 }
 
@@ -96,6 +122,9 @@ impl Outside {
     fn unpack(&self, packages: &Path, name: &str) -> Result<()> {
         let version = env!("CARGO_PKG_VERSION");
         let package = packages.join(format!("{name}-{version}.crate"));
+        let bytes = fs::metadata(&package).with_context(|| package.display().to_string())?.len();
+        println!("{name}: {} KiB", bytes.div_ceil(1024));
+        expect_small(name, bytes)?;
         let mut tar = Command::new("tar");
         tar.arg("xzf").arg(&package).arg("-C").arg(&self.folder);
         ensure!(tar.status().context("starting tar")?.success(), "unpacking {}", package.display());
@@ -183,6 +212,31 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_is_no_crate_is_refused() {
+        let crates = layers::published();
+        expect_known(&[], &crates).unwrap();
+        expect_known(&["lane", "kv-paged"], &crates).unwrap();
+        let error = expect_known(&["lane", "kv_paged"], &crates).unwrap_err().to_string();
+        assert!(error.starts_with("no published crate kv_paged; there are "), "{error}");
+    }
+
+    #[test]
+    fn every_run_is_of_a_published_crate() {
+        let published = layers::published();
+        let runs = RUNS.iter().map(|run| run.0);
+        for name in runs.chain(DOWNSTREAM_PROGRAMS.iter().map(|program| program.1)) {
+            assert!(published.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_package_may_be_as_large_as_crates_io_takes() {
+        expect_small("lane", 10 * 1024 * 1024).unwrap();
+        let error = expect_small("lane", 10 * 1024 * 1024 + 1).unwrap_err().to_string();
+        assert!(error.contains("10485761 bytes"), "{error}");
+    }
 
     /// One text: the README is the crate's front page, so the two cannot disagree, and its examples
     /// are tests.
