@@ -21,21 +21,30 @@ const LIMITS_MB: (u32, u32) = (512, 2048);
 /// Targets run at a time.
 const JOBS: usize = 2;
 
-/// How long, and which; all where none is named.
+/// How long, from which random numbers, and which; all where none is named.
 pub(crate) struct Options<'a> {
     pub(crate) seconds: u32,
+    /// Always the same unless another is asked for: a check of a change should fail for what the
+    /// change did. 0 is another one each time.
+    pub(crate) seed: u32,
     pub(crate) targets: Vec<&'a str>,
 }
 
 impl<'a> Options<'a> {
     pub(crate) fn parse(arguments: &[&'a str]) -> Result<Self> {
-        let mut options = Self { seconds: 60, targets: Vec::new() };
+        let mut options = Self { seconds: 60, seed: 1, targets: Vec::new() };
         let mut arguments = arguments.iter();
         while let Some(&argument) = arguments.next() {
             match argument {
                 "--seconds" => {
                     let value = arguments.next().context("--seconds needs a number")?;
                     options.seconds = value.parse().context("--seconds needs a number")?;
+                    // libFuzzer takes 0 for no limit.
+                    ensure!(options.seconds > 0, "--seconds must be at least 1");
+                }
+                "--seed" => {
+                    let value = arguments.next().context("--seed needs a number")?;
+                    options.seed = value.parse().context("--seed needs a number")?;
                 }
                 option if option.starts_with('-') => bail!("fuzz knows no option {option}"),
                 target => options.targets.push(target),
@@ -79,7 +88,7 @@ pub(crate) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
         for _ in 0..JOBS {
             scope.spawn(|| {
                 while let Some(name) = queue.lock().ok().and_then(|mut queue| queue.pop()) {
-                    match fuzz_one(&fuzz, &binaries, name, options.seconds) {
+                    match fuzz_one(&fuzz, &binaries, name, options) {
                         Ok(line) => println!("{line}"),
                         Err(error) => {
                             eprintln!("{name}: {error:#}");
@@ -116,7 +125,7 @@ fn nightly_host() -> Option<String> {
 }
 
 /// Runs one target and returns its line of the table.
-fn fuzz_one(fuzz: &Path, binaries: &Path, name: &str, seconds: u32) -> Result<String> {
+fn fuzz_one(fuzz: &Path, binaries: &Path, name: &str, options: &Options<'_>) -> Result<String> {
     let folder = |kind: &str| -> Result<PathBuf> {
         let path = fuzz.join(kind).join(name);
         fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
@@ -126,7 +135,8 @@ fn fuzz_one(fuzz: &Path, binaries: &Path, name: &str, seconds: u32) -> Result<St
     // What is found goes to the first folder; the second is only read.
     command.arg(folder("corpus")?).arg(folder("seeds")?);
     command.arg(format!("-artifact_prefix={}/", folder("artifacts")?.display()));
-    command.arg(format!("-max_total_time={seconds}"));
+    command.arg(format!("-max_total_time={}", options.seconds));
+    command.arg(format!("-seed={}", options.seed));
     command.arg(format!("-timeout={TIMEOUT_SECONDS}"));
     command.arg(format!("-malloc_limit_mb={}", LIMITS_MB.0));
     command.arg(format!("-rss_limit_mb={}", LIMITS_MB.1));
@@ -165,10 +175,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_seconds_and_targets() {
-        let options = Options::parse(&["gguf", "--seconds", "7", "slab"]).unwrap();
-        assert_eq!((options.seconds, options.targets), (7, vec!["gguf", "slab"]));
+    fn options_are_seconds_a_seed_and_targets() {
+        let options = Options::parse(&["gguf", "--seconds", "7", "slab", "--seed", "3"]).unwrap();
+        assert_eq!((options.seconds, options.seed), (7, 3));
+        assert_eq!(options.targets, ["gguf", "slab"]);
+        assert_eq!(Options::parse(&[]).unwrap().seed, 1);
         assert!(Options::parse(&["--seconds", "long"]).is_err());
+        assert!(Options::parse(&["--seconds", "0"]).is_err());
+        assert!(Options::parse(&["--seed"]).is_err());
         assert!(Options::parse(&["--fast"]).is_err());
     }
 

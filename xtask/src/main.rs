@@ -27,7 +27,9 @@ cargo xtask <chore>
   ptx-report [--record]           registers, shared memory and spills of every shipped kernel,
                                   compared with (or written to) what is on record
   package-check [CRATE…]          build and test every crate from its package, outside this tree
-  fuzz [--seconds N] [TARGET…]    build and run the fuzz targets, 60 s each where N is not given
+  fuzz [--seconds N] [--seed N] [TARGET…]
+                                  build and run the fuzz targets, 60 s each from seed 1 unless said
+                                  otherwise
 
 --check changes nothing and fails when the generated files are not up to date.
 ";
