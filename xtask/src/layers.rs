@@ -15,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("kernels-ptx", &["q4k-soa", "kv-paged"]),
     ("decode-graph", &["gpu-slab", "kernels-ptx", "q4k-soa", "kv-paged", "cuda-load?"]),
     ("lane", &["cuda-load", "gpu-slab", "kv-paged", "q4k-soa", "kernels-ptx", "decode-graph"]),
-    ("xtask", &["kernels-ptx"]),
+    ("xtask", &[]),
 ];
 
 /// The packages for others; the chores are for this workspace alone.
