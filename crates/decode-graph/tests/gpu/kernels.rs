@@ -305,11 +305,14 @@ fn compare(how: Compare, found: &[u8], expected: &[u8]) -> Result<f64, String> {
             });
             near(found.iter().copied(), expected.iter().copied(), tolerances)
         }
-        Compare::Weighted { per } => {
+        Compare::Weighted { per } | Compare::Rounded { per } => {
             let (found, expected) = (halves(found), halves(expected));
             let tolerances = expected.chunks(per).flat_map(|chunk| {
                 let scale = chunk.iter().fold(0.0f32, |scale, x| scale.max(x.abs()));
-                std::iter::repeat_n(2e-3 * scale, chunk.len())
+                chunk.iter().map(move |&x| match how {
+                    Compare::Rounded { .. } => Compare::rounded_tolerance(x, scale),
+                    _ => 2e-3 * scale,
+                })
             });
             near(found.iter().copied(), expected.iter().copied(), tolerances)
         }
@@ -380,5 +383,9 @@ mod tests {
         let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
         assert!(compare(Compare::Half, &half(1.0), &half(1.0009)).is_ok());
         assert!(compare(Compare::Half, &half(1.0), &half(1.003)).is_err());
+        let rounded = Compare::Rounded { per: 1 };
+        assert!(compare(rounded, &half(1.0), &half(1.001)).is_ok());
+        assert!(compare(rounded, &half(1.0), &half(1.002)).is_err());
+        assert!(compare(rounded, &half(f32::NAN), &half(1.0)).is_err());
     }
 }

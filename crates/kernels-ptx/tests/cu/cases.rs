@@ -37,8 +37,20 @@ pub(crate) enum Compare {
     Sums { per: usize },
     /// f16 sums by weights that are f16, too: to 2e-3 of the largest magnitude among each `per`.
     Weighted { per: usize },
+    /// f16 of sums in f32: to 1e-5 of the largest magnitude among each `per` elements, and half a
+    /// step of f16 for the rounding of each of the two.
+    Rounded { per: usize },
     /// f16, to the neighbouring number.
     Half,
+}
+
+impl Compare {
+    /// How far a result may be from the `expected` one where [`Self::Rounded`] is asked for.
+    pub(crate) fn rounded_tolerance(expected: f32, largest: f32) -> f32 {
+        // Below the normal numbers the steps of f16 are as those of the smallest.
+        let exponent = expected.abs().max(2f32.powi(-14)).to_bits() & 0xff << 23;
+        1e-5 * largest + f32::from_bits(exponent) / 1024.0
+    }
 }
 
 /// Contents of a buffer before the launch.

@@ -209,7 +209,11 @@ impl Compare {
                 }
                 Ok(())
             }
-            Compare::Weighted { per } => {
+            Compare::Weighted { per } | Compare::Rounded { per } => {
+                let tolerance = |expected: f32, largest: f32| match self {
+                    Compare::Rounded { .. } => Compare::rounded_tolerance(expected, largest),
+                    _ => 2e-3 * largest,
+                };
                 let (found, expected): (&[half::f16], &[half::f16]) =
                     (bytemuck::cast_slice(found), bytemuck::cast_slice(expected));
                 for (i, (found, expected)) in
@@ -218,7 +222,8 @@ impl Compare {
                     let scale =
                         expected.iter().fold(0.0f32, |scale, x| scale.max(x.to_f32().abs()));
                     for (j, (a, b)) in found.iter().zip(expected).enumerate() {
-                        near(a.to_f32(), b.to_f32(), 2e-3 * scale, i * per + j)?;
+                        let (a, b) = (a.to_f32(), b.to_f32());
+                        near(a, b, tolerance(b, scale), i * per + j)?;
                     }
                 }
                 Ok(())
@@ -240,6 +245,22 @@ impl Compare {
 
 fn floats(bytes: &[u8]) -> &[f32] {
     bytemuck::cast_slice(bytes)
+}
+
+#[test]
+fn rounded_results_may_be_neighbours_and_no_more() {
+    let bytes = |values: &[f32]| -> Vec<u8> {
+        values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()
+    };
+    let check = |a: &[f32], b: &[f32]| Compare::Rounded { per: 2 }.check(&bytes(a), &bytes(b));
+    let step = 1.0 / 1024.0;
+    assert!(check(&[1.0 + step, -0.25], &[1.0, -0.25 - step / 4.0]).is_ok());
+    assert!(check(&[1.0 + 2.0 * step, 0.0], &[1.0, 0.0]).unwrap_err().starts_with("[0]"));
+    assert!(check(&[1.0, 1e-5], &[1.0, 0.0]).is_ok());
+    assert!(check(&[1.0, 2e-5], &[1.0, 0.0]).unwrap_err().starts_with("[1]"));
+    assert!(check(&[1.0, 0.0, 2e-5, 0.0], &[1.0, 0.0, 2e-5 + 1e-6, 0.0]).is_err());
+    assert!(check(&[1.0, f32::NAN], &[1.0, 0.0]).is_err());
+    assert!(check(&[f32::INFINITY, 0.0], &[65504.0, 0.0]).is_err());
 }
 
 fn near(found: f32, expected: f32, tolerance: f32, at: usize) -> Result<(), String> {

@@ -147,7 +147,7 @@ fn rows_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case 
         out: b.memory(Memory {
             bytes: vec![0; half_bytes(order, n_tokens, n_head * head_dim) as usize],
             set: None,
-            compare: Compare::Weighted { per: head_dim as usize },
+            compare: Compare::Rounded { per: head_dim as usize },
         }),
         n_tokens,
         n_head,

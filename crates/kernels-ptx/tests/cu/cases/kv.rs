@@ -615,7 +615,7 @@ pub(crate) fn attention_rows(random: &mut Random) -> Vec<Case> {
             out: b.add(Memory {
                 bytes: vec![0; half_bytes(order, n_tokens, n_head * head_dim) as usize],
                 set: Some(Vec::new()),
-                compare: Compare::Weighted { per: head_dim as usize },
+                compare: Compare::Rounded { per: head_dim as usize },
             }),
             n_tokens,
             n_head,
