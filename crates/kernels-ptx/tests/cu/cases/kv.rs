@@ -507,6 +507,8 @@ pub(crate) fn attention_chunk(kernel: Kernel, random: &mut Random) -> Vec<Case> 
         Chunk {
             run_tokens: 4,
             order: HalfOrder::Fragments,
+            n_head: 4,
+            n_kv_head: 2,
             window: 1,
             runs: [[63, 4], [0, 4]],
             ..usual
