@@ -25,7 +25,7 @@ use gpu_slab::{DeviceMemory, HostMemory};
 use half::f16;
 use kernels_ptx::schedule::{HEADER_WORDS, Header, NONE, Op, OpKind};
 use persistent_model::{
-    Pair, SHAPES, Spec, TINY, VARIANTS, Which, margin, memory_bytes, relative_error,
+    MARGIN, Pair, SHAPES, Spec, TINY, VARIANTS, Which, best, margin, memory_bytes, relative_error,
 };
 use q4k_soa::PackedLayout;
 
@@ -166,11 +166,21 @@ fn vectors_differ<M: DeviceMemory>(
 }
 
 /// Relative error of logits that roundings tipped the other way make.
-const TIPPED: f32 = 0.1;
+const TIPPED: f32 = 4e-2;
+/// The same of a vector that blocks exchange, which is shorter and in the midst of it.
+const VECTOR_TIPPED: f32 = 0.1;
 
-/// Feeds both the same tokens and compares vectors after the first steps, logits after all. The
-/// first step is the same to `first_tolerance`.
-fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32, first_tolerance: f32) {
+/// How near logits are to the twin's.
+struct Nearness {
+    /// In the first step, and its vectors.
+    first: f32,
+    first_vectors: f32,
+    /// In half of the steps.
+    half: f32,
+}
+
+/// Feeds both the same tokens and compares vectors after the first steps, logits after all.
+fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32, nearness: &Nearness) {
     let mut ours = device_pair(backend, spec);
     let memory = HostMemory::new(memory_bytes(&spec)).unwrap();
     let mut hosts = Pair::new(memory, backend.profile(), spec);
@@ -193,24 +203,25 @@ fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32, first_tol
             hosts.step(&mut HostBackend, &mut host_graph, which, drive);
         let error = relative_error(&logits, &expected);
         errors.push(error);
-        // The same until a last bit tips the rounding of an activation to i8; what that makes of
-        // the logits of a random model is up to a tenth, and rare.
-        let tolerance = if position == 0 { first_tolerance } else { TIPPED };
-        if position < 4 || error.is_nan() || error > TIPPED {
-            let differ = vectors_differ(&mut ours, &mut hosts, tolerance);
-            assert!(!differ && error < TIPPED, "{}, position {position}: {error}", spec.name);
+        // The same until a last bit tips the rounding of an activation to i8.
+        let [tolerance, of_vectors] = match position {
+            0 => [nearness.first, nearness.first_vectors],
+            _ => [TIPPED, VECTOR_TIPPED],
+        };
+        let near = error < tolerance;
+        if position < 4 || !near {
+            let differ = vectors_differ(&mut ours, &mut hosts, of_vectors);
+            assert!(!differ && near, "{}, position {position}: {error}", spec.name);
         }
         if token != expected_token {
             let margin = margin(&expected);
-            assert!(margin < 0.5, "{}: {token}, not {expected_token}, by {margin}", spec.name);
+            assert!(margin < MARGIN, "{}: {token}, not {expected_token}, by {margin}", spec.name);
         }
     }
-    let worst = errors.iter().copied().fold(0.0, f32::max);
     let first = errors[0];
-    assert!(first < first_tolerance, "{}: the first step differs by {first}", spec.name);
     errors.sort_by(f32::total_cmp);
-    let half = errors[errors.len() / 2];
-    assert!(half < 3e-2, "{}: half of the steps differ by {half} and more", spec.name);
+    let (half, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
+    assert!(half < nearness.half, "{}: half of the steps differ by {half} and more", spec.name);
     say(&format!(
         "{}: logits of {steps} steps: first {first:.1e}, half within {half:.1e}, all within {worst:.1e}",
         spec.name
@@ -220,9 +231,10 @@ fn follows_its_twin(backend: &mut CudaBackend, spec: Spec, steps: u32, first_tol
 #[test]
 fn a_it_follows_its_twin() {
     let Some(mut gpu) = gpu("persistent step follows its twin") else { return };
+    let nearness = Nearness { first: 1e-6, first_vectors: 1e-3, half: 2e-2 };
     for spec in VARIANTS {
         let steps = if spec.context == 1000 { 450 } else { (spec.context + 12).min(70) };
-        follows_its_twin(&mut gpu, spec, steps, 1e-3);
+        follows_its_twin(&mut gpu, spec, steps, &nearness);
     }
 }
 
@@ -230,10 +242,12 @@ fn a_it_follows_its_twin() {
 fn b_it_follows_its_twin_at_1b_shape() {
     let Some(mut gpu) = gpu("persistent step of the 1B shape follows its twin") else { return };
     // In 16 layers of 2048 some rounding tips even in the first step.
-    follows_its_twin(&mut gpu, Spec { context: 256, ..SHAPES[0] }, 3, TIPPED);
+    let nearness = Nearness { first: TIPPED, first_vectors: VECTOR_TIPPED, half: TIPPED };
+    follows_its_twin(&mut gpu, Spec { context: 256, ..SHAPES[0] }, 3, &nearness);
 }
 
-/// Greedy tokens of a run by itself from a token, with a hash of the last logits.
+/// Greedy tokens of a run by itself from a token, with a hash of the last logits, of which the last
+/// token is the best.
 fn greedy(
     backend: &mut CudaBackend,
     pair: &mut Pair<CudaMemory>,
@@ -250,7 +264,8 @@ fn greedy(
         ids.push(pair.u32(token));
     }
     let logits = pair.arena(which).logits;
-    let logits = words(pair, logits);
+    let logits = pair.floats(logits, pair.spec.dims.n_vocab as usize);
+    assert_eq!(ids.last().copied(), Some(best(&logits)), "{}", pair.spec.name);
     (ids, xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&logits)))
 }
 
@@ -277,10 +292,11 @@ fn c_greedy_tokens_are_those_of_the_step_of_operations() {
             } else {
                 ties += 1;
                 let margin = margin(&logits);
-                assert!(margin < 0.5, "{}, {position}: margin {margin}", spec.name);
+                assert!(margin < MARGIN, "{}, {position}: margin {margin}", spec.name);
             }
             token = expected;
         }
+        assert!(same > ties, "{}: {ties} of 400 greedy tokens differ", spec.name);
         say(&format!(
             "{}: {same} of 400 greedy tokens the same, {ties} near ties, logits within {worst:.1e}",
             spec.name

@@ -9,7 +9,10 @@ use decode_graph::{
 };
 use gpu_slab::HostMemory;
 use kernels_ptx::{DeviceProfile, schedule};
-use persistent_model::{Pair, Spec, TINY, VARIANTS, Which, memory_bytes, relative_error};
+use kv_paged::KvType;
+use persistent_model::{
+    MARGIN, Pair, Spec, TINY, VARIANTS, Which, margin, memory_bytes, relative_error,
+};
 use q4k_soa::{LayoutId, WeightType};
 
 /// A device that the host twin can be scheduled for: few blocks, the shared memory of a Hopper.
@@ -57,6 +60,29 @@ fn many_segments_join_to_the_same_result() {
     let spec = VARIANTS.iter().find(|spec| spec.context == 1000).copied().unwrap();
     let [ops, persistent] = errors(&mut pair(spec), 450, 400);
     assert!(persistent < 1.2 * ops + 1e-3, "{persistent}, not {ops}");
+}
+
+#[test]
+fn greedy_tokens_are_those_of_the_step_of_operations_but_for_near_ties() {
+    for spec in [TINY, VARIANTS[3]] {
+        let mut pair = pair(spec);
+        let backend = &mut HostBackend;
+        let [mut ops, mut persistent] =
+            [Which::Ops, Which::Persistent].map(|which| pair.capture(backend, which));
+        let (mut token, mut same, steps) = (17, 0, 200);
+        for position in 0..steps {
+            // What the step of operations chose, so that one near tie ends nothing.
+            let given = [pair.params(position, token)];
+            let drive = Drive::Host(&given);
+            let (expected, logits) = pair.step(backend, &mut ops, Which::Ops, drive);
+            let found = pair.step(backend, &mut persistent, Which::Persistent, drive).0;
+            same += u32::from(found == expected);
+            let margin = margin(&logits);
+            assert!(found == expected || margin < MARGIN, "{}, {position}: {margin}", spec.name);
+            token = expected;
+        }
+        assert!(same > steps / 2, "{}: {same} of {steps} the same", spec.name);
+    }
 }
 
 #[test]
@@ -164,6 +190,10 @@ fn what_it_cannot_do_is_refused() {
     let error = record(&form.plan, &streamed, &form.kv, &form.arena, &pair.profile).unwrap_err();
     assert!(matches!(error, RecordError::Layout { expected: LayoutId::PLANES, .. }), "{error}");
     pair.persistent.weights = streamed;
+
+    // A cache of another type.
+    let error = refused(&mut self::pair(Spec { kv_type: KvType::F32, ..TINY }));
+    assert!(error.to_string().contains("F32 KV cache"), "{error}");
 
     // A type that has no units.
     pair.persistent.weights.layers[1].down.weight_type = WeightType::Q5K;

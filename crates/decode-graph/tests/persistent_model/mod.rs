@@ -398,7 +398,7 @@ impl<M: DeviceMemory> Pair<M> {
         }
     }
 
-    /// Runs one step; token and logits.
+    /// Runs one step; token and logits, which are numbers, and the token the best of them.
     pub(crate) fn step<B: Backend<Memory = M>>(
         &mut self,
         backend: &mut B,
@@ -409,7 +409,9 @@ impl<M: DeviceMemory> Pair<M> {
         graph.replay(backend, &mut self.slab, drive).unwrap();
         let arena = self.arena(which);
         let n_vocab = self.spec.dims.n_vocab as usize;
-        (self.u32(arena.token), self.floats(arena.logits, n_vocab))
+        let (token, logits) = (self.u32(arena.token), self.floats(arena.logits, n_vocab));
+        assert_eq!(token, best(&logits), "{}: not the best of its own logits", self.spec.name);
+        (token, logits)
     }
 }
 
@@ -422,6 +424,15 @@ pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| x * x).sum::<f32>().sqrt();
     norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
+
+/// The token of the largest logit, the first of equals. Panics if one is no number.
+pub(crate) fn best(logits: &[f32]) -> u32 {
+    assert!(logits.iter().all(|logit| logit.is_finite()), "logits that are no numbers");
+    (1..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best }) as u32
+}
+
+/// Two forms of the step choose different tokens only where the best logit is no further ahead.
+pub(crate) const MARGIN: f32 = 0.3;
 
 /// How far the best logit is ahead.
 pub(crate) fn margin(logits: &[f32]) -> f32 {

@@ -77,6 +77,9 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let a = Bound::bind(kernel, args)?;
     let table = Table::of(kernel, a.table)?;
     let h = *table.header;
+    if h.kv_elem_bytes as usize != attention::ELEM_BYTES {
+        return Err(error(kernel, "table", "a cache of f16"));
+    }
     let mut step = Step { kernel, table, weights: a.weights, residual: Vec::new() };
     step.residual = step.embedding(a.tokens[2])?;
     let mut attention = Attention {

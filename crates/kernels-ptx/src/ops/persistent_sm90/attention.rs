@@ -7,6 +7,9 @@ use crate::ops::rms_norm::inverse_rms;
 use crate::ops::rope_append::{CacheIndex, rotate, turn};
 use crate::schedule::{Header, Op};
 
+/// Of the cache, which is f16.
+pub(super) const ELEM_BYTES: usize = size_of::<f16>();
+
 /// What all layers have in common.
 pub(super) struct Attention<'a> {
     pub(super) header: Header,
@@ -91,24 +94,16 @@ impl Layer<'_> {
     }
 
     fn store(&mut self, at: usize, head: &[f32]) {
-        let bytes = self.header.kv_elem_bytes as usize;
-        for (to, x) in self.cache[at * bytes..].chunks_exact_mut(bytes).zip(head) {
-            if bytes == 2 {
-                to.copy_from_slice(&f16::from_f32(*x).to_le_bytes());
-            } else {
-                to.copy_from_slice(&x.to_le_bytes());
-            }
+        let places = self.cache[at * ELEM_BYTES..].chunks_exact_mut(ELEM_BYTES);
+        for (to, x) in places.zip(head) {
+            to.copy_from_slice(&f16::from_f32(*x).to_le_bytes());
         }
     }
 
     fn load(&self, at: usize, out: &mut [f32]) {
-        let bytes = self.header.kv_elem_bytes as usize;
-        for (from, x) in self.cache[at * bytes..].chunks_exact(bytes).zip(out) {
-            *x = match *from {
-                [a, b] => f16::from_le_bytes([a, b]).to_f32(),
-                [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-                _ => 0.0,
-            };
+        let (places, _) = self.cache[at * ELEM_BYTES..].as_chunks::<ELEM_BYTES>();
+        for (from, x) in places.iter().zip(out) {
+            *x = f16::from_le_bytes(*from).to_f32();
         }
     }
 
