@@ -99,8 +99,9 @@ fn q8_numerics_follow_the_host() {
     }
     // Until a last bit of an f32 tips the rounding of an i8 or an f16 the two are the same; from
     // then on their caches differ by as much as q8 numerics differ from exact ones.
-    let worst = errors.iter().copied().fold(0.0, f32::max);
     errors.sort_by(f32::total_cmp);
+    // What is no number comes last.
+    let worst = errors[99];
     say(&format!("q8 numerics: logits within {worst:.1e}, half of them {:.1e}\n", errors[50]));
     assert!(errors[0] < 1e-5 && worst < 3e-2, "{errors:?}");
 }
@@ -350,6 +351,12 @@ fn s11_after_warm_up_the_first_token_is_as_quick_as_the_tenth() {
         })
         .collect();
     say(&format!("warm-up: token times in µs {times:.0?}\n"));
+    if is_fake() {
+        say(
+            "warm-up: skipped the comparison of times, which are those of threads that play a device\n",
+        );
+        return;
+    }
     // The model is so small that a hundred microseconds are nothing.
     assert!(times[0] < times[9] * 1.2 + 100.0, "{times:?}");
 }
