@@ -110,9 +110,12 @@ fn bytes_read(launch: &Launch<ByteRange>, probe: &Probe) -> u64 {
         .buffers()
         .filter(|(name, ..)| ["w", "w0", "w1", "w2", "gate", "up", "weights"].contains(name));
     let weights: u64 = matrices.map(|(_, _, range)| range.len_bytes).sum();
-    let source = launch.kernel.source();
-    let attends = ["attention", "attention_step"].contains(&source);
-    weights + if attends { probe.kv_bytes_per_layer } else { 0 }
+    weights + if attends(launch.kernel) { probe.kv_bytes_per_layer } else { 0 }
+}
+
+/// Whether a kernel reads a layer's cache: each that attends, but not what joins their results.
+fn attends(kernel: Kernel) -> bool {
+    kernel.source().starts_with("attention") && kernel != Kernel::AttentionCombine
 }
 
 /// Bytes per second at which `backend` reads memory that no cache holds: the best of several
@@ -170,4 +173,31 @@ pub fn read_bandwidth<B: Backend>(backend: &mut B, len_bytes: u64) -> Result<f64
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_of_attention_reads_the_cache_but_the_one_that_joins() {
+        let readers: Vec<&str> = Kernel::ALL
+            .iter()
+            .filter(|kernel| attends(**kernel))
+            .map(|kernel| kernel.name())
+            .collect();
+        assert_eq!(
+            readers,
+            [
+                "attention_f32",
+                "attention_f16",
+                "attention_chunk_64",
+                "attention_chunk_128",
+                "attention_chunk_256",
+                "attention_rows",
+                "attention_step_f32",
+                "attention_step_f16",
+            ]
+        );
+    }
 }
