@@ -47,7 +47,7 @@ pub(crate) fn dims(plan: &StepPlan) -> ExchangeDims {
     }
 }
 
-/// Records the step of `plan`, whose fusion is [`Fusion::Persistent`], as one launch (and two more
+/// Records the step of `plan`, whose fusion is [`Fusion::Persistent`], as one launch (and one more
 /// where the token is sampled), and uploads its schedule.
 ///
 /// Matrices are in the stream layout. Weights, norms and frequencies lie in front of the cache and
