@@ -2,6 +2,7 @@
 //! this one (`tools/reference`), on small synthetic files, and on a real one where it is there.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use decode_graph::Numerics;
@@ -69,10 +70,13 @@ impl Reference {
 
     /// Greedy tokens before the first that such errors could turn.
     fn sure_tokens(&self, case: &Case) -> usize {
-        let loses = self.exact_tolerance() > 1e-4;
-        let margin = if loses { 0.3 } else { 0.001 };
+        let margin = match self.name.as_str() {
+            "llama-q2_k" => 0.3,
+            "llama-iq4_xs" => 0.03,
+            _ => 0.001,
+        };
         let sure = case.greedy_margin.iter().take_while(|&&own| own >= margin).count();
-        assert!(sure > 0 || loses, "{}", self.name);
+        assert!(sure > 0, "{}: no step is surer than {margin}", self.name);
         sure
     }
 
@@ -153,7 +157,8 @@ fn references() -> Vec<Reference> {
     let real = references.iter_mut().find(|reference| reference.name == REAL).unwrap();
     real.path = crate_dir.join(format!("../../target/models/{REAL}.gguf"));
     if !real.path.exists() {
-        println!("skipped: {REAL}.gguf is not in target/models");
+        // Not through the harness, which swallows what passing tests print.
+        let _ = writeln!(std::io::stderr(), "skipped {REAL}.gguf: it is not in target/models");
         references.retain(|reference| reference.name != REAL);
     }
     assert!(references.len() >= 26);

@@ -3,16 +3,23 @@
 #[allow(dead_code)] // Other tests use the rest of it.
 mod support;
 
+use std::sync::atomic::Ordering;
+
 use decode_graph::Numerics;
 use lane::{
     BackendChoice, Cancel, ContextSize, DriveMode, FusionChoice, GenerateOptions, Lane,
     LaneOptions, ModelFile, PlanOptions, StopReason,
 };
+use support::failing::failing;
 use support::{greedy, ids};
 
-fn load(chunk_tokens: u32, numerics: Numerics, context: u32) -> Lane {
+fn plan(chunk_tokens: u32, numerics: Numerics, context: u32) -> PlanOptions {
     let context = ContextSize::Tokens(context);
-    let plan = PlanOptions { chunk_tokens, numerics, context, ..Default::default() };
+    PlanOptions { chunk_tokens, numerics, context, ..Default::default() }
+}
+
+fn load(chunk_tokens: u32, numerics: Numerics, context: u32) -> Lane {
+    let plan = plan(chunk_tokens, numerics, context);
     let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
     ModelFile::open(None).unwrap().load(&options, &mut |_| {}).unwrap()
 }
@@ -94,8 +101,8 @@ fn a_prompt_longer_than_the_context_goes_around_the_ring() {
 }
 
 #[test]
-fn a_cancelled_prompt_is_kept_as_far_as_it_came() {
-    let lane = load(32, Numerics::Q8, 300);
+fn a_prompt_cancelled_before_it_begins_leaves_the_lane_usable() {
+    let lane = load(32, Numerics::Exact, 300);
     let cancel = Cancel::default();
     cancel.cancel();
     let options = GenerateOptions { cancel, ..greedy(5, DriveMode::SelfAdvance) };
@@ -104,5 +111,26 @@ fn a_cancelled_prompt_is_kept_as_far_as_it_came() {
     assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
     drop(generation);
     let whole = ids(&lane, &prompt(100), greedy(5, DriveMode::SelfAdvance));
-    assert_eq!(whole, ids(&load(1, Numerics::Q8, 300), &prompt(100), greedy(5, DriveMode::Host)));
+    let by_one = load(1, Numerics::Exact, 300);
+    assert_eq!(whole, ids(&by_one, &prompt(100), greedy(5, DriveMode::Host)));
+}
+
+#[test]
+fn a_cancelled_prompt_is_kept_as_far_as_it_came() {
+    let cancel = Cancel::default();
+    let (lane, steps_left) = failing(plan(32, Numerics::Exact, 300), false, Some(cancel.clone()));
+    steps_left.store(2, Ordering::Relaxed);
+    let options = GenerateOptions { cancel, ..greedy(5, DriveMode::SelfAdvance) };
+    let mut generation = lane.generate(&prompt(100), options).unwrap();
+    assert!(generation.next().is_none());
+    assert_eq!(generation.stop_reason(), Some(StopReason::Cancelled));
+    drop(generation);
+
+    steps_left.store(u32::MAX, Ordering::Relaxed);
+    let options = greedy(5, DriveMode::SelfAdvance);
+    let mut generation = lane.generate(&prompt(100), options).unwrap();
+    let whole: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+    assert_eq!(generation.timing().prefill_tokens, 100 - 2 * 32, "two chunks were there");
+    let by_one = load(1, Numerics::Exact, 300);
+    assert_eq!(whole, ids(&by_one, &prompt(100), greedy(5, DriveMode::Host)));
 }

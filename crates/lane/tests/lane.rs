@@ -1,16 +1,17 @@
 //! A lane with the embedded model: generations, drives, prefix reuse, context, refusals.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+#[allow(dead_code, reason = "it serves another test too")]
+mod support;
 
-use decode_graph::{Drive, Head, Numerics};
-use kernels_ptx::SamplingPack;
-use lane::decode::Decode;
-use lane::residency::ResidencyError;
+use std::sync::atomic::Ordering;
+
+use decode_graph::Numerics;
 use lane::{
     BackendChoice, ContextSize, DriveMode, GenerateOptions, Lane, LaneError, LaneOptions,
     MemoryPlan, ModelFile, PlanOptions, Sampling, StopReason,
 };
+use support::failing::failing;
+use support::{greedy, ids};
 
 fn load_with(plan: PlanOptions) -> Result<Lane, LaneError> {
     let options = LaneOptions { backend: BackendChoice::Host, plan, ..Default::default() };
@@ -19,15 +20,6 @@ fn load_with(plan: PlanOptions) -> Result<Lane, LaneError> {
 
 fn load() -> Lane {
     load_with(PlanOptions::default()).unwrap()
-}
-
-fn greedy(n_tokens: u32, drive: DriveMode) -> GenerateOptions {
-    let sampling = Sampling::GREEDY;
-    GenerateOptions { n_tokens, sampling, drive, ignore_end: true, ..Default::default() }
-}
-
-fn ids(lane: &Lane, prompt: &[u32], options: GenerateOptions) -> Vec<u32> {
-    lane.generate(prompt, options).unwrap().map(|token| token.unwrap().id).collect()
 }
 
 const PROMPT: [u32; 6] = [0, 35, 452, 443, 294, 12];
@@ -170,99 +162,10 @@ fn a_poisoned_lock_is_a_soft_failure() {
     assert!(matches!(lane.generate(&PROMPT, greedy(5, DriveMode::Host)), Err(LaneError::Poisoned)));
 }
 
-/// A decoder whose steps fail from one on, and that may say of itself that it runs on its own.
-struct Failing {
-    asynchronous: bool,
-    decoder: Box<dyn Decode>,
-    steps_left: Arc<AtomicU32>,
-}
-
-impl Decode for Failing {
-    fn backend(&self) -> &'static str {
-        self.decoder.backend()
-    }
-    fn device(&self) -> String {
-        self.decoder.device()
-    }
-    fn is_asynchronous(&self) -> bool {
-        self.asynchronous
-    }
-    fn n_vocab(&self) -> u32 {
-        self.decoder.n_vocab()
-    }
-    fn max_context_tokens(&self) -> u32 {
-        self.decoder.max_context_tokens()
-    }
-    fn kv(&self) -> kv_paged::PagedKvConfig {
-        self.decoder.kv()
-    }
-    fn prepare(&mut self, head: Head) -> Result<(), ResidencyError> {
-        self.decoder.prepare(head)
-    }
-    fn set_sampling(&mut self, pack: &SamplingPack) -> Result<(), ResidencyError> {
-        self.decoder.set_sampling(pack)
-    }
-    fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {
-        if self.steps_left.load(Ordering::Relaxed) == 0 {
-            return Err(ResidencyError::Missing("working device"));
-        }
-        self.steps_left.fetch_sub(1, Ordering::Relaxed);
-        self.decoder.step(drive)
-    }
-    fn token(&mut self) -> Result<u32, ResidencyError> {
-        self.decoder.token()
-    }
-    fn queue_token(&mut self) -> Result<gpu_slab::QueuedRead, ResidencyError> {
-        self.decoder.queue_token()
-    }
-    fn finish_token(&mut self, queued: gpu_slab::QueuedRead) -> Result<u32, ResidencyError> {
-        self.decoder.finish_token(queued)
-    }
-    fn logits(&mut self, logits: &mut [f32]) -> Result<(), ResidencyError> {
-        self.decoder.logits(logits)
-    }
-    fn fingerprint(&self) -> u64 {
-        self.decoder.fingerprint()
-    }
-    fn read_cache(&mut self, n_tokens: u32) -> Result<Vec<u8>, ResidencyError> {
-        self.decoder.read_cache(n_tokens)
-    }
-    fn write_cache(&mut self, n_tokens: u32, blocks: &[u8]) -> Result<(), ResidencyError> {
-        self.decoder.write_cache(n_tokens, blocks)
-    }
-    fn time_ops(
-        &mut self,
-        depth: u32,
-        repetitions: u32,
-    ) -> Result<(Vec<decode_graph::OpTime>, f64), ResidencyError> {
-        self.decoder.time_ops(depth, repetitions)
-    }
-    fn read_bandwidth(&mut self) -> Result<f64, ResidencyError> {
-        self.decoder.read_bandwidth()
-    }
-    fn telemetry(&self) -> lane::residency::Telemetry {
-        self.decoder.telemetry()
-    }
-    fn report(&self) -> gpu_slab::Report {
-        self.decoder.report()
-    }
-}
-
-/// A lane of the embedded model with a switch that makes its steps fail.
-fn failing(asynchronous: bool, context: ContextSize) -> (Lane, Arc<AtomicU32>) {
-    let file = ModelFile::open(None).unwrap();
-    let plan = PlanOptions { context, ..Default::default() };
-    let options = LaneOptions { plan, ..Default::default() };
-    let decoder = Box::new(file.load_host(&options, &mut |_| {}).unwrap());
-    let steps_left = Arc::new(AtomicU32::new(u32::MAX));
-    let decoder = Box::new(Failing { asynchronous, decoder, steps_left: steps_left.clone() });
-    (Lane::new(decoder, file.tokenizer().unwrap()), steps_left)
-}
-
 #[test]
 fn s13_after_an_error_a_generation_ends_without_a_reason_and_the_lane_starts_over() {
     for asynchronous in [false, true] {
-        let (lane, steps_left) = failing(asynchronous, ContextSize::Auto);
+        let (lane, steps_left) = failing(PlanOptions::default(), asynchronous, None);
         let whole = ids(&lane, &PROMPT, greedy(10, DriveMode::SelfAdvance));
         for drive in [DriveMode::SelfAdvance, DriveMode::Host] {
             // In the middle of an answer.
@@ -287,7 +190,8 @@ fn s13_after_an_error_a_generation_ends_without_a_reason_and_the_lane_starts_ove
 
 #[test]
 fn a_step_that_ran_ahead_is_part_of_the_cache() {
-    let (lane, _) = failing(true, ContextSize::Tokens(16));
+    let plan = PlanOptions { context: ContextSize::Tokens(16), ..Default::default() };
+    let (lane, _) = failing(plan, true, None);
     let ring = |n| GenerateOptions { ring: true, ..greedy(n, DriveMode::SelfAdvance) };
     let whole = ids(&lane, &PROMPT, ring(60));
     let host = GenerateOptions { ring: true, ..greedy(60, DriveMode::Host) };
@@ -329,25 +233,29 @@ fn a_generation_is_cancelled_from_elsewhere() {
 
 #[test]
 fn a_ring_takes_longer_prompts_and_goes_on_where_it_was() {
-    let context = ContextSize::Tokens(16);
-    // Exact: in q8 chunks of a prompt round otherwise than single tokens.
-    let numerics = Numerics::Exact;
-    let lane = load_with(PlanOptions { context, numerics, ..Default::default() }).unwrap();
+    // In q8 chunks of a prompt round otherwise than single tokens.
+    ring_goes_on(PlanOptions { numerics: Numerics::Exact, ..Default::default() });
+    ring_goes_on(PlanOptions { numerics: Numerics::Q8, chunk_tokens: 1, ..Default::default() });
+}
+
+fn ring_goes_on(plan: PlanOptions) {
+    let lane = load_with(PlanOptions { context: ContextSize::Tokens(16), ..plan }).unwrap();
     let ring = |n| GenerateOptions { ring: true, ..greedy(n, DriveMode::SelfAdvance) };
     let whole = ids(&lane, &PROMPT, ring(60));
     for already in [1, 9, 11, 40] {
+        let expected = &whole[already..already + 5];
         let prompt: Vec<u32> = PROMPT.iter().chain(&whole[..already]).copied().collect();
         // From nothing, and from a cache that holds exactly what comes before.
         lane.prefill(&[]).unwrap();
-        assert_eq!(ids(&lane, &prompt, ring(5)), whole[already..already + 5], "{already}");
+        assert_eq!(ids(&lane, &prompt, ring(5)), expected, "{already}");
         lane.prefill(&[]).unwrap();
         ids(&lane, &PROMPT, ring(already as u32));
         let mut generation = lane.generate(&prompt, ring(5)).unwrap();
         let next: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
-        assert_eq!(next, whole[already..already + 5], "{already}");
+        assert_eq!(next, expected, "{already}");
         assert_eq!(generation.timing().prefill_tokens, 1);
         drop(generation);
         // From a cache that has gone beyond it.
-        assert_eq!(ids(&lane, &prompt, ring(5)), whole[already..already + 5], "{already}");
+        assert_eq!(ids(&lane, &prompt, ring(5)), expected, "{already}");
     }
 }

@@ -1,6 +1,8 @@
 //! Reference cases of the embedded model and its Q4_K sister, and the check of a backend by them.
 //! Part of the program, so that a test binary can be carried to a machine with a GPU.
 
+pub(crate) mod failing;
+
 use decode_graph::Numerics;
 use lane::tokenizer::Special;
 use lane::{
