@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use lane::batch::{BatchOptions, EngineError, Job};
+use lane::residency::ResidencyError;
 use lane::{
     BackendChoice, GenerateOptions, Lane, LaneError, LaneOptions, MemoryPlan, ModelFile,
     PlanOptions, Sampling,
@@ -90,13 +92,18 @@ fn inspect_says_when_the_tokenizer_would_refuse() {
     assert!(inspect(&["--json"]).contains("gpt9"));
 }
 
-#[test]
-fn logits_that_are_no_numbers_are_an_error_that_names_the_step() {
+/// The embedded model with a norm that is NaN in one place.
+fn without_numbers() -> Vec<u8> {
     let mut bytes = lane::open::EMBEDDED_MODEL.to_vec();
     let gguf = lane::gguf::Gguf::from_static(lane::open::EMBEDDED_MODEL).unwrap();
     let at = gguf.tensor("blk.2.ffn_norm.weight").unwrap().offset_bytes() as usize;
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let lane = load(bytes);
+    bytes
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_an_error_that_names_the_step() {
+    let lane = load(without_numbers());
     for sampling in [Sampling::GREEDY, Sampling::default()] {
         for reads_logits in [false, true] {
             let mut options = GenerateOptions { n_tokens: 5, sampling, ..Default::default() };
@@ -111,4 +118,21 @@ fn logits_that_are_no_numbers_are_an_error_that_names_the_step() {
         }
     }
     assert!(matches!(lane.evaluate(&[1, 2]), Err(LaneError::NotNumbers { n_tokens: 1 })));
+}
+
+#[test]
+fn logits_of_a_batch_that_are_no_numbers_are_an_error() {
+    let file = ModelFile::from_vec(without_numbers()).unwrap();
+    for sampling in [Sampling::GREEDY, Sampling::default()] {
+        let batch = BatchOptions { max_batch: 4, ..Default::default() };
+        let mut engine = file.load_batch(&host(), &batch, &mut |_| {}).unwrap().engine;
+        for first in 1..=3 {
+            let job = Job { prompt: vec![first, 2, 3], n_tokens: 5, salt: 0 };
+            engine.submit(job, sampling).unwrap();
+        }
+        let mut chosen = Vec::new();
+        let error = engine.step(&mut chosen).unwrap_err();
+        assert!(matches!(error, EngineError::Step(ResidencyError::NotNumbers)), "{error}");
+        assert!(chosen.is_empty());
+    }
 }

@@ -10,7 +10,7 @@ use super::job::SchedulerOptions;
 use super::plan::{BatchPlan, step_of};
 use super::step::{BatchStep, Bucket, Row, StepKind, Wanted};
 use crate::decoder::Decoder;
-use crate::residency::{ResidencyError, StepName, Telemetry};
+use crate::residency::{ResidencyError, StepName, Telemetry, last_candidate};
 
 /// A loaded model that runs steps of many sequences.
 pub trait BatchDevice: BatchStep {
@@ -223,6 +223,11 @@ impl<B: Backend> Decoder<B> {
         chosen.resize(first + wanted.len(), 0);
         if !wanted.is_empty() {
             arena.read_tokens(self.residency.slab_mut(), &mut chosen[first..])?;
+        }
+        let n_vocab = self.plan.dims.n_vocab;
+        for ((output, want), &token) in (0..).zip(wanted).zip(&chosen[first..]) {
+            let last = last_candidate(&want.sampling, n_vocab);
+            self.residency.check_number(output * u64::from(n_vocab), token, last)?;
         }
         let known = &mut self.many.as_mut().ok_or(NOT_LOADED)?.known;
         known.advance(wanted, &chosen[first..], max_context_tokens);

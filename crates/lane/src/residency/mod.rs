@@ -267,8 +267,7 @@ impl<B: Backend> Residency<B> {
     /// Uploads sampling parameters for the steps to come.
     pub fn set_sampling(&mut self, pack: &SamplingPack) -> Result<bool, ResidencyError> {
         let StepArena { sampling: view, logits, .. } = *self.arena()?;
-        let all = u64::from(MAX_CANDIDATES).min(logits.len_bytes() / 4) as u32;
-        self.last_candidate = if pack.top_k == 0 { all } else { pack.top_k.min(all) } - 1;
+        self.last_candidate = last_candidate(pack, (logits.len_bytes() / 4) as u32);
         self.upload_pack(view, bytemuck::bytes_of(pack))
     }
 
@@ -395,19 +394,25 @@ impl<B: Backend> Residency<B> {
                 return Err(ResidencyError::Persistent(failure));
             }
         }
-        self.check_number(token)?;
+        self.check_number(0, token, self.last_candidate)?;
         Ok(token)
     }
 
-    /// Refuses a token that was chosen among logits that are no numbers. Of such the first or the
-    /// last candidate is taken, so other tokens are not worth a read.
-    fn check_number(&mut self, token: u32) -> Result<(), ResidencyError> {
-        if token != 0 && token != self.last_candidate {
+    /// Refuses a token that was chosen among logits that are no numbers, of which `first_logit` is
+    /// the place of the first. Of such the first or the last candidate is taken, so other tokens are
+    /// not worth a read.
+    pub(crate) fn check_number(
+        &mut self,
+        first_logit: u64,
+        token: u32,
+        last_candidate: u32,
+    ) -> Result<(), ResidencyError> {
+        if token != 0 && token != last_candidate {
             return Ok(());
         }
         let mut logit = f32::NAN;
-        let view = self.arena()?.logits;
-        self.slab.read_view(view, u64::from(token) * 4, bytemuck::bytes_of_mut(&mut logit))?;
+        let (view, at) = (self.arena()?.logits, first_logit + u64::from(token));
+        self.slab.read_view(view, at * 4, bytemuck::bytes_of_mut(&mut logit))?;
         if logit.is_nan() { Err(ResidencyError::NotNumbers) } else { Ok(()) }
     }
 
@@ -469,6 +474,12 @@ impl<B: Backend> Residency<B> {
     fn arena(&self) -> Result<&StepArena, ResidencyError> {
         self.step.as_ref().map(|(_, arena)| arena).ok_or(ResidencyError::Missing("step arena"))
     }
+}
+
+/// The last of the candidates that are drawn from.
+pub(crate) fn last_candidate(pack: &SamplingPack, n_vocab: u32) -> u32 {
+    let all = MAX_CANDIDATES.min(n_vocab);
+    if pack.top_k == 0 { all - 1 } else { pack.top_k.min(all) - 1 }
 }
 
 fn upload_table<M: DeviceMemory>(
