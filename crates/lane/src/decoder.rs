@@ -144,17 +144,20 @@ where
         let fits = |chunk: &&StepPlan| chunk.n_tokens as usize <= room;
         let Some(chunk) = self.chunks.iter().find(fits) else { return Ok(0) };
         let n_tokens = chunk.n_tokens as usize;
-        if !self.residency.use_graph(StepName::from(chunk)) {
-            let weights = self.chunk_weights.as_ref().unwrap_or(&self.weights);
-            self.residency.prepare_graph(chunk, weights)?;
-        }
         let params: Vec<_> = (position..)
             .zip(&ids[..n_tokens])
             .map(|(position, &id)| token_params(position, max_context_tokens, id))
             .collect();
-        self.residency.replay(Drive::Host(&params))?;
+        let weights = self.chunk_weights.as_ref().unwrap_or(&self.weights);
+        let done = if self.residency.use_graph(StepName::from(chunk)) {
+            Ok(())
+        } else {
+            self.residency.prepare_graph(chunk, weights)
+        };
+        let done = done.and_then(|()| self.residency.replay(Drive::Host(&params)));
+        // Steps of a token follow, even after an error.
         self.residency.use_graph(StepName::from(&self.plan));
-        Ok(n_tokens)
+        done.map(|()| n_tokens)
     }
 
     fn step(&mut self, drive: Drive<'_>) -> Result<(), ResidencyError> {

@@ -6,6 +6,7 @@ use decode_graph::{Backend, Drive, HostBackend};
 use gpu_slab::testing::FailingMemory;
 use gpu_slab::{HostMemory, Slab};
 use kernels_ptx::{DeviceProfile, TokenParams};
+use lane::decode::Decode;
 use lane::decoder::Decoder;
 use lane::loading::load_weights;
 use lane::residency::{Residency, WeightSource};
@@ -141,4 +142,24 @@ fn a_step_that_fails_is_named_and_the_next_one_runs() {
     residency.replay(Drive::Host(&params)).unwrap();
     residency.read_token().unwrap();
     assert_eq!(residency.backend().name(), "host");
+}
+
+#[test]
+fn after_a_prompt_chunk_that_fails_the_step_of_a_token_runs() {
+    let model = tiny();
+    let prompt: Vec<u32> = (1..=20).collect();
+    let loaded = model.load(backend(), |m| m).unwrap().residency().backend().calls();
+    let chunk_calls = {
+        let mut decoder = model.load(backend(), |m| m).unwrap();
+        assert!(decoder.prefill(0, &prompt).unwrap() > 1, "a chunk");
+        decoder.residency().backend().calls() - loaded
+    };
+    assert!(chunk_calls >= 2, "capture and replay: {chunk_calls}");
+    for number in 1..=chunk_calls {
+        let mut decoder = model.load(backend().refuse_call(loaded + number), |m| m).unwrap();
+        decoder.prefill(0, &prompt).expect_err("every call matters");
+        let params = TokenParams { absolute_position: 0, ring_slot: 0, token_id: 1 };
+        decoder.step(Drive::Host(&[params])).unwrap();
+        decoder.token().unwrap();
+    }
 }
