@@ -123,3 +123,47 @@ fn bench_has_a_row_for_each_number_of_sequences() {
     assert_eq!(tests, [&of_one(0)[..], &of_one(30), &of_many(0), &of_many(30)].concat());
     assert!(rows.iter().all(|row| row["avg_ts"].as_f64().unwrap() > 0.0));
 }
+
+#[test]
+fn bench_refuses_sequences_that_the_cache_cannot_hold_together() {
+    let bench = |sequences: &str| {
+        Command::new(env!("CARGO_BIN_EXE_lane"))
+            .args(["bench", "--backend", "host", "-p", "0", "-n", "200", "-r", "1", "-o", "json"])
+            .args(["--chunk", "8", "--vram", "8MiB", "-B", sequences])
+            .output()
+            .unwrap()
+    };
+    let done = bench("2");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let refused = bench("32");
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(1), 0));
+    let stderr = String::from_utf8(refused.stderr).unwrap();
+    assert!(stderr.contains("32 sequences do not fit the cache together"), "{stderr}");
+}
+
+/// Ctrl-C ends the answers; what was made of them is there and summed up.
+#[cfg(unix)]
+#[test]
+fn interrupted_requests_are_recorded_and_exit_with_130() {
+    use std::io::{BufRead, BufReader};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lane"))
+        .args(["serve-file", "--backend", "host", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Held open: without Ctrl-C more lines could come for ever.
+    let mut requests = child.stdin.take().unwrap();
+    requests.write_all(b"{\"prompt\": \"The whale\", \"n\": 1, \"temp\": 0}\n").unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first: Value = serde_json::from_str(&answers.next().unwrap().unwrap()).unwrap();
+    assert_eq!(first["finish"], "length");
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("1 answers, 1 tokens"), "{stderr}");
+    drop(requests);
+}

@@ -111,6 +111,17 @@ fn generate_reads_a_file_whose_last_newline_is_not_meant() {
 }
 
 #[test]
+fn a_state_that_cannot_be_saved_does_not_lose_the_answer() {
+    let generate = ["generate", "Call me Ishmael.", "-n", "4", "--temp", "0"];
+    let answer = lane(&generate).stdout;
+    let output = lane(&[&generate[..], &["--save-state", "/nonexistent/state"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.stdout, answer);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("cannot save the state to /nonexistent/state"), "{stderr}");
+}
+
+#[test]
 fn generate_stops_at_stop_texts() {
     let prompt = ["generate", "Call me Ishmael.", "-n", "16", "--temp", "0", "--json"];
     let whole = json(&prompt);

@@ -11,11 +11,11 @@ use lane::chat::{ChatTemplate, Conversation, Role};
 use lane::residency::Telemetry;
 use lane::saved_state::SavedState;
 use lane::tokenizer::Special;
-use lane::{Cancel, GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
+use lane::{GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
 use serde::Serialize;
 
 use super::generation::GenerationArgs;
-use super::{INTERRUPTED, LoadArgs, print, print_json, read_text};
+use super::{INTERRUPTED, LoadArgs, end_on_interrupt, print, print_json, read_text};
 
 /// A prompt for which it pays to load weights in a second layout, if the step of a token reads
 /// another than prompt chunks do: about a thousand tokens.
@@ -129,10 +129,6 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (stop, timing) =
         (generation.stop_reason().unwrap_or(StopReason::Length), generation.timing());
     drop(generation);
-    if let Some(path) = &args.save_state {
-        let saved = lane.save_state().and_then(|state| Ok(state.write(path)?));
-        saved.with_context(|| format!("cannot save the state to {}", path.display()))?;
-    }
 
     let logprobs = args.logprobs.map(|_| logprobs);
     let generated = Generated { prompt_ids, ids, text: text + &rest, logprobs, stop };
@@ -143,19 +139,13 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&(rest + "\n"))?;
         super::say(&summary.line());
     }
+    // After the answer, which nobody should miss because this fails.
+    if let Some(path) = &args.save_state {
+        let saved = lane.save_state().and_then(|state| Ok(state.write(path)?));
+        saved.with_context(|| format!("cannot save the state to {}", path.display()))?;
+    }
     let interrupted = summary.generated.stop == StopReason::Cancelled;
     Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-/// Lets Ctrl-C end the text, which is still summed up; the second one ends the program.
-fn end_on_interrupt(cancel: Cancel) -> anyhow::Result<()> {
-    ctrlc::set_handler(move || {
-        if cancel.is_cancelled() {
-            std::process::exit(INTERRUPTED.into());
-        }
-        cancel.cancel();
-    })
-    .context("cannot handle Ctrl-C")
 }
 
 fn load_state(lane: &Lane, path: &Path, prompt: &[u32]) -> anyhow::Result<()> {

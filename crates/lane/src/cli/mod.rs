@@ -9,7 +9,9 @@ use decode_graph::Numerics;
 use kv_paged::KvType;
 
 use lane::batch::{BatchLane, BatchOptions};
-use lane::{BackendChoice, CachePlace, ContextSize, FusionChoice, LaneOptions, PlanOptions};
+use lane::{
+    BackendChoice, CachePlace, Cancel, ContextSize, FusionChoice, LaneOptions, PlanOptions,
+};
 
 mod bench;
 mod chat;
@@ -99,9 +101,9 @@ impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Generate(args) => return generate::run(args),
+            Command::ServeFile(args) => return serve_file::run(args),
             Command::Chat(args) => chat::run(args),
             Command::Logits(args) => logits::run(args),
-            Command::ServeFile(args) => serve_file::run(args),
             Command::Inspect(args) => inspect::run(args),
             Command::Synth(args) => synth::run(args),
             Command::Fingerprint(args) => fingerprint::run(args),
@@ -113,6 +115,18 @@ impl Cli {
         }?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Lets Ctrl-C cancel the work, which is still summed up; the second one ends the program.
+fn end_on_interrupt(cancel: Cancel) -> anyhow::Result<()> {
+    use anyhow::Context as _;
+    ctrlc::set_handler(move || {
+        if cancel.is_cancelled() {
+            std::process::exit(INTERRUPTED.into());
+        }
+        cancel.cancel();
+    })
+    .context("cannot handle Ctrl-C")
 }
 
 /// Writes to stdout at once.

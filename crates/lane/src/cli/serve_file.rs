@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use lane::batch::{
     BatchOptions, BatchStep, Line, MAX_LINE_BYTES, Preempt, Record, Refusal, Service, read_line,
 };
 
-use super::LoadArgs;
 use super::progress::Bar;
+use super::{INTERRUPTED, LoadArgs, end_on_interrupt};
 
 /// Requests that are taken from the input before their turn comes.
 const MAX_LIVE_REQUESTS: usize = 1024;
@@ -82,7 +83,7 @@ impl BatchArgs {
     }
 }
 
-pub(super) fn run(args: Args) -> anyhow::Result<()> {
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut out: Box<dyn Write> = match &args.out {
         None => Box::new(io::stdout()),
         Some(path) => {
@@ -93,8 +94,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let input = open(&args.requests)?;
     let lane = args.load.load_batch(&args.batch.options())?;
     let cancel = Cancel::default();
-    let handled = cancel.clone();
-    ctrlc::set_handler(move || handled.cancel()).context("cannot handle Ctrl-C")?;
+    end_on_interrupt(cancel.clone())?;
 
     let started = Instant::now();
     let lines = Lines::read(input);
@@ -103,7 +103,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let counts = serve(&mut service, &lines, &cancel, &mut *out)?;
     super::say(&counts.line(&service, &device, started.elapsed()));
     match counts.refused {
-        0 => Ok(()),
+        _ if cancel.is_cancelled() => Ok(ExitCode::from(INTERRUPTED)),
+        0 => Ok(ExitCode::SUCCESS),
         1 => anyhow::bail!("one line was refused; its record says why"),
         n => anyhow::bail!("{n} lines were refused; their records say why"),
     }

@@ -24,7 +24,9 @@ pub(super) fn measure(args: &Args, load: &LoadArgs, facts: &Facts) -> anyhow::Re
     // `--fusion` is for the rows of one sequence.
     let (ctx, fusion) = (ContextSize::Tokens(context), FusionArg::Ops);
     let load = LoadArgs { ctx, fusion, ..load.clone() };
-    let options = BatchOptions { max_batch, prefix_cache: false, ..Default::default() };
+    // All of the cache is for the sequences that are measured.
+    let options =
+        BatchOptions { max_batch, prefix_cache: false, watermark_percent: 0, ..Default::default() };
     let lane = load.load_batch(&options)?;
     let n_vocab = lane.tokenizer.n_vocab() as u64;
     let token = |i: u64| (mix(args.seed.wrapping_add(i)) % n_vocab) as u32;
@@ -94,10 +96,21 @@ struct Done {
     h2d_bytes: u64,
 }
 
-/// Runs what was submitted; the clock starts when every prompt is computed.
+/// Runs what was submitted; the clock starts when every prompt is computed. Refuses where not all
+/// sequences decode together from then on.
 fn decode(engine: &mut BatchEngine, sequences: u32, hasher: &mut Xxh3) -> anyhow::Result<Done> {
     let (mut chosen, mut started, mut begun) = (Vec::new(), None, 0);
+    let before = engine.scheduler().counts();
     while engine.step(&mut chosen)? {
+        let counts = engine.scheduler().counts();
+        // Prompts go first, so one that is left behind a decode step has no room.
+        let waited = started.is_none() && counts.decode_steps > before.decode_steps;
+        let gave_way = counts.recomputed + counts.swapped > before.recomputed + before.swapped;
+        anyhow::ensure!(
+            !waited && !gave_way,
+            "{sequences} sequences do not fit the cache together: ask for fewer (-B) or shorter \
+             ones (-d, -n), or give it more memory (--vram)"
+        );
         for Chosen { ticket, token, is_last } in chosen.drain(..) {
             hasher.update(&token.to_le_bytes());
             begun += 1;
