@@ -86,12 +86,14 @@ pub(crate) fn dequantize_grouped<B: Grouped>(planes: Planes<'_>, out: &mut [f32]
     }
 }
 
-/// The nearest f16, as far as it is finite; the even one of two. Without branches, so that loops
-/// become vector instructions.
+/// The nearest f16, as far as it is finite; the even one of two. NaN stays NaN. Without branches, so
+/// that loops become vector instructions.
 #[inline(always)]
 fn round_to_f16(x: f32) -> f32 {
     let bits = x.to_bits();
-    let normal = f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff);
+    let rounded = f32::from_bits(bits.wrapping_add(0xfff + (bits >> 13 & 1)) & !0x1fff);
+    // The carry out of a NaN's mantissa would reach the sign and leave a zero.
+    let normal = if x.is_nan() { x } else { rounded };
     // Below 2^-14 f16 are the multiples of 2^-24, as floats between 0.5 and 1 are.
     let tiny = (x.abs() + 0.5) - 0.5;
     if x.abs() < 6.103_515_6e-5 { tiny.copysign(x) } else { normal }
@@ -206,6 +208,17 @@ mod tests {
                     assert_eq!(round_to_f16(x).to_bits(), expected.to_bits(), "{x:e}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        for mantissa in [1, 0xfff, 0x1000, 0x40_0000, 0x7f_e000, 0x7f_f000, 0x7f_ffff] {
+            let nan = f32::from_bits(0xff << 23 | mantissa);
+            assert!(round_to_f16(nan).is_nan() && round_to_f16(-nan).is_nan(), "{mantissa:#x}");
+        }
+        for infinity in [f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(round_to_f16(infinity), infinity);
         }
     }
 }
