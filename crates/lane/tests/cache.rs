@@ -217,24 +217,77 @@ fn a_folder_can_be_named_and_models_in_memory_have_none() {
 fn what_a_killed_process_left_behind_is_removed() {
     let place = Place::new();
     let part = |process: u32| format!("whale.gguf.planes.lane-cache.{process}.part");
-    // No process has so high a number; this one is alive, as another that writes would be.
-    let (dead, alive) = (part(u32::MAX), part(std::process::id()));
-    fs::write(place.folder.path().join(&dead), b"half").unwrap();
-    let expected = logits(&place.model(), CachePlace::Off, FusionChoice::Ops);
-    assert_eq!(place.logits(), expected);
-    assert_eq!(place.files(), ["whale.gguf.planes.lane-cache"]);
+    let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
+    // No process has so high a number, and this one writes nothing: it had its number from one that
+    // was killed. The third is alive and may be writing.
+    for process in [u32::MAX, std::process::id(), sleeper.id()] {
+        fs::write(place.folder.path().join(part(process)), b"half").unwrap();
+    }
+    let found = place.logits();
+    let files = place.files();
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    assert_eq!(found, logits(&place.model(), CachePlace::Off, FusionChoice::Ops));
+    assert_eq!(files, ["whale.gguf.planes.lane-cache".into(), part(sleeper.id())]);
 
+    // Whoever writes next tidies up.
     fs::remove_file(place.cache()).unwrap();
-    fs::write(place.folder.path().join(&alive), b"half").unwrap();
-    assert_eq!(place.logits(), expected);
-    assert_eq!(place.files(), [alive], "the other one's is left alone, and nothing is kept");
+    assert_eq!(place.logits(), found);
+    assert_eq!(place.files(), ["whale.gguf.planes.lane-cache"]);
 }
 
-/// `kill -9` at any time of loading, several times over.
+#[test]
+fn what_this_process_is_writing_is_left_alone() {
+    let place = Place::new();
+    let options = LaneOptions {
+        backend: BackendChoice::Host,
+        cache: CachePlace::Beside,
+        ..LaneOptions::default()
+    };
+    let file = ModelFile::open(Some(&place.model())).unwrap();
+    // The same file, spelled differently.
+    let other = place.folder.path().join(".").join("whale.gguf");
+    let mut during = None;
+    let mut load_again = |_: lane::loading::LoadProgress<'_>| {
+        during.get_or_insert_with(|| {
+            let found = logits(&other, CachePlace::Beside, FusionChoice::Ops);
+            (found, place.files())
+        });
+    };
+    file.load(&options, &mut load_again).unwrap();
+    let (found, files) = during.unwrap();
+    assert_eq!(files.len(), 1);
+    assert!(files[0].ends_with(".part"), "{files:?}");
+    assert_eq!(place.files(), ["whale.gguf.planes.lane-cache"]);
+    assert_eq!(place.logits(), found);
+}
+
+#[test]
+fn nothing_is_kept_of_a_model_whose_scales_are_no_numbers() {
+    let place = Place::new();
+    let mut bytes = fs::read(place.model()).unwrap();
+    let gguf = lane::gguf::Gguf::open(place.model()).unwrap();
+    let at = gguf.tensor("blk.0.ffn_up.weight").unwrap().offset_bytes() as usize;
+    bytes[at..at + 2].copy_from_slice(&half::f16::NAN.to_le_bytes());
+    fs::write(place.model(), bytes).unwrap();
+    let start = || {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_lane"));
+        run.args(["generate", "--backend", "host", "--cache", "-n", "1", "x", "-m"]);
+        let output = run.arg(place.model()).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for stderr in [start(), start()] {
+        assert!(stderr.contains("blk.0.ffn_up.weight: 1 of"), "{stderr}");
+        assert!(place.files().is_empty(), "{:?}", place.files());
+    }
+}
+
+/// `kill -9` at any time from when the file is there, several times over.
 #[test]
 fn a_process_killed_while_it_writes_leaves_nothing_that_the_next_start_trusts() {
     let place = Place::new();
     let expected = logits(&place.model(), CachePlace::Off, FusionChoice::Ops);
+    let writes = || place.files().iter().any(|name| name.ends_with(".part"));
     let mut parts = 0;
     for delay in places(24, 40) {
         let _ = fs::remove_file(place.cache());
@@ -242,12 +295,17 @@ fn a_process_killed_while_it_writes_leaves_nothing_that_the_next_start_trusts() 
         run.args(["generate", "--backend", "host", "--fusion", "ops", "--cache", "-n", "1"]);
         run.arg("-m").arg(place.model()).arg("whale");
         let mut child = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(delay as u64));
+        while !writes() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        std::thread::sleep(Duration::from_micros(100 * delay as u64));
         child.kill().unwrap();
         child.wait().unwrap();
-        parts += usize::from(place.files().iter().any(|name| name.ends_with(".part")));
-        assert_eq!(place.logits(), expected, "killed after {delay} ms");
-        assert_eq!(place.files(), ["whale.gguf.planes.lane-cache"], "killed after {delay} ms");
+        parts += usize::from(writes());
+        assert_eq!(place.logits(), expected, "killed after {delay} times 100 µs");
+        let files = place.files();
+        assert_eq!(files, ["whale.gguf.planes.lane-cache"], "killed after {delay} times 100 µs");
     }
     println!("{parts} of 24 were killed while they wrote");
+    assert!(parts > 0);
 }

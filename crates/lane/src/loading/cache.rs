@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::UNIX_EPOCH;
 
 use q4k_soa::{Fingerprint, LayoutId, checksum};
@@ -108,14 +108,19 @@ impl Identity {
                 hash.update(&sample);
             }
         }
-        let n_words = (6 + matrices.len() + chunks.len()) as u64;
+        let chunk_bytes = chunks.iter().map(Chunk::packed_bytes);
+        Ok(Self::new(hash.digest(), matrices.len(), chunk_bytes))
+    }
+
+    fn new(key: u64, n_matrices: usize, chunk_bytes: impl ExactSizeIterator<Item = usize>) -> Self {
+        let n_words = (6 + n_matrices + chunk_bytes.len()) as u64;
         let mut end = (n_words * WORD_BYTES).next_multiple_of(DATA_ALIGN_BYTES);
         let mut offsets = vec![end];
-        for chunk in chunks {
-            end += chunk.packed_bytes() as u64;
+        for bytes in chunk_bytes {
+            end += bytes as u64;
             offsets.push(end);
         }
-        Ok(Self { key: hash.digest(), n_matrices: matrices.len(), offsets })
+        Self { key, n_matrices, offsets }
     }
 
     fn n_chunks(&self) -> usize {
@@ -150,12 +155,12 @@ impl Cache {
         if !path.exists() {
             return None;
         }
-        let found = Self::read_header(path, identity);
+        let source = Source::open(path).map_err(|error| error.to_string());
+        let found = source.and_then(|source| Self::read_header(source, path, identity));
         found.map_err(|reason| log::info!(target: "lane", "{}: {reason}", path.display())).ok()
     }
 
-    fn read_header(path: &Path, identity: &Identity) -> Result<Self, String> {
-        let source = Source::open(path).map_err(|error| error.to_string())?;
+    fn read_header(source: Source, path: &Path, identity: &Identity) -> Result<Self, String> {
         let (found, expected) = (source.len_bytes(), identity.file_bytes());
         if found != expected {
             return Err(format!("{found} bytes, not {expected}: incomplete, or of another model"));
@@ -292,34 +297,52 @@ struct Part {
 
 const PART: &str = ".part";
 
+/// The temporary files that this process is writing.
+static WRITING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn writing() -> MutexGuard<'static, Vec<PathBuf>> {
+    // Whoever panicked meanwhile left a list.
+    WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 impl Part {
+    /// Begins the file, in place of one that is left of an earlier process of the same number.
     fn create(path: &Path) -> io::Result<Self> {
-        let mut name = path.as_os_str().to_owned();
+        let mut name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
         name.push(format!(".{}{PART}", std::process::id()));
-        let path = PathBuf::from(name);
+        // One name for one file, however it is spelled.
+        let path = fs::canonicalize(folder_of(path))?.join(name);
+        let mut writing = writing();
+        if !writing.contains(&path) && path.exists() {
+            fs::remove_file(&path)?;
+        }
         let file = BufWriter::with_capacity(1 << 20, File::create_new(&path)?);
+        writing.push(path.clone());
         Ok(Self { file, path, kept: false })
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
+        let mut writing = writing();
         if !self.kept {
             // Left behind it would only take room, until the next start.
             let _ = fs::remove_file(&self.path);
         }
+        writing.retain(|path| *path != self.path);
     }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Removes what processes that were killed while they wrote have left behind. Needs `/proc` to
 /// know who is alive; where it is missing nothing is removed.
 fn remove_abandoned(path: &Path) {
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
-    else {
-        return;
-    };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let Ok(entries) = fs::read_dir(folder) else { return };
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
+    let Ok(entries) = fs::read_dir(folder_of(path)) else { return };
     for entry in entries.flatten() {
         let file_name = entry.file_name();
         let process = file_name.to_str().and_then(|file_name| {

@@ -69,6 +69,7 @@ pub(super) fn run<B: Backend>(
         filled = window;
     }
 
+    let warned = upload.warned;
     // Bytes read before a file changed and bytes read after it are not one model.
     gguf.check_unchanged()?;
     let keys = match &kept {
@@ -78,7 +79,8 @@ pub(super) fn run<B: Backend>(
     for (matrix, &key) in matrices.iter().zip(keys) {
         residency.adopt_weight(key, matrix.weight);
     }
-    if let Some(writer) = writer {
+    // Of a model whose scales are no numbers nothing is kept: the next start warns again.
+    if let Some(writer) = writer.filter(|_| !warned) {
         writer.finish(keys);
     }
     if let Some(cache) = kept {
@@ -120,6 +122,7 @@ struct Upload<'a, 'p, B: Backend> {
     matrices: &'a [Matrix],
     progress: Progress<'p>,
     scan: ScaleScan,
+    warned: bool,
     done_bytes: u64,
     total_bytes: u64,
 }
@@ -132,7 +135,7 @@ impl<'a, 'p, B: Backend> Upload<'a, 'p, B> {
     ) -> Self {
         let total_bytes = matrices.iter().map(|matrix| matrix.tensor.n_bytes()).sum();
         let scan = ScaleScan::default();
-        Self { residency, matrices, progress, scan, done_bytes: 0, total_bytes }
+        Self { residency, matrices, progress, scan, warned: false, done_bytes: 0, total_bytes }
     }
 
     fn write(&mut self, chunks: &[Chunk], slots: &[Slot]) -> Result<(), LaneError> {
@@ -156,6 +159,7 @@ impl<'a, 'p, B: Backend> Upload<'a, 'p, B> {
     fn warn(&mut self, name: &str) {
         let ScaleScan { n_scales, non_finite } = std::mem::take(&mut self.scan);
         if non_finite > 0 {
+            self.warned = true;
             log::warn!(
                 target: "lane",
                 "{name}: {non_finite} of {n_scales} scales are NaN or infinite"
