@@ -81,7 +81,9 @@ pub enum TokenizerError {
     #[error("the model file asks for a beginning-of-sequence token but names no valid one")]
     NoBos,
     /// A character that the vocabulary cannot express.
-    #[error("the vocabulary has no token for {character:?}: no byte tokens, and no unknown token that is no control token")]
+    #[error(
+        "the vocabulary has no token for {character:?}: no byte tokens, and no unknown token that is no control token"
+    )]
     Inexpressible {
         /// The character.
         character: char,
