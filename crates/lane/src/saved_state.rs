@@ -241,6 +241,10 @@ impl SavedState {
         name.push(".part");
         let part = PathBuf::from(name);
         let write = || {
+            // Renaming would put a file in the place of a device.
+            if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+                return Err(std::io::Error::other("not a regular file"));
+            }
             let mut file = File::create(&part)?;
             file.write_all(&self.to_bytes())?;
             file.sync_all()?;

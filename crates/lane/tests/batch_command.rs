@@ -105,6 +105,38 @@ fn what_cannot_be_read_or_does_not_fit_is_refused_in_one_sentence() {
 }
 
 #[test]
+fn a_start_that_fails_leaves_what_the_file_of_answers_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (requests, answers) = (path("requests.jsonl"), path("answers.jsonl"));
+    std::fs::write(&requests, REQUESTS).unwrap();
+    std::fs::write(&answers, "earlier answers").unwrap();
+    let refused = |args: &[&str]| {
+        let done = serve(args, b"");
+        assert_eq!(done.status.code(), Some(1));
+        String::from_utf8(done.stderr).unwrap()
+    };
+    refused(&[&requests, "--out", &answers, "--model", "no-such-model.gguf"]);
+    refused(&["no-such-file.jsonl", "--out", &answers]);
+    assert_eq!(std::fs::read_to_string(&answers).unwrap(), "earlier answers");
+    let same = refused(&[&requests, "--out", &requests]);
+    assert!(same.contains("another file"), "{same}");
+    assert_eq!(std::fs::read_to_string(&requests).unwrap(), REQUESTS);
+    // One that goes well leaves nothing of them.
+    assert!(serve(&["-", "--out", &answers], b"").status.success());
+    assert_eq!(std::fs::read_to_string(&answers).unwrap(), "");
+}
+
+#[test]
+fn bench_of_nothing_is_refused() {
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_lane"));
+    let done = bench.args(["bench", "--backend", "host", "-p", "0", "-n", "0"]).output().unwrap();
+    assert_eq!((done.status.code(), done.stdout.len()), (Some(1), 0));
+    let error = String::from_utf8(done.stderr).unwrap();
+    assert!(error.starts_with("error: nothing to measure"), "{error}");
+}
+
+#[test]
 fn bench_has_a_row_for_each_number_of_sequences() {
     let done = Command::new(env!("CARGO_BIN_EXE_lane"))
         .args(["bench", "--backend", "host", "-p", "20,40", "-n", "5", "-r", "1", "-o", "json"])

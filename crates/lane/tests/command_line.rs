@@ -143,6 +143,27 @@ fn synth_replaces_nothing_unasked() {
     assert!(std::fs::metadata(&path).unwrap().len() > 10_000);
 }
 
+/// A device is never replaced by a file; a socket stands for one here.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_not_replaced() {
+    use std::os::unix::fs::FileTypeExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let socket = path.to_str().unwrap();
+    for call in [
+        &["synth", "--shape", "tiny", "--force", "--out", socket][..],
+        &["generate", "Call me", "-n", "1", "--save-state", socket],
+    ] {
+        let output = lane(call).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("not a regular file"), "{stderr}");
+        assert!(std::fs::metadata(&path).unwrap().file_type().is_socket(), "{call:?}");
+    }
+}
+
 /// Ctrl-C ends the text; what was made of it is there and summed up.
 #[cfg(unix)]
 #[test]

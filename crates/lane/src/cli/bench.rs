@@ -106,6 +106,8 @@ struct Row {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
+    let measures = args.ops || args.n > 0 || args.p.iter().any(|&n| n > 0);
+    anyhow::ensure!(measures, "nothing to measure: neither -p nor -n asks for a token");
     let folder = SynthFile::write(&args)?;
     let path = args.load.model.clone().or(folder.as_ref().map(|file| file.path.clone()));
     let two_layouts = args.p.iter().any(|&n| n > 0);
@@ -166,9 +168,11 @@ impl SynthFile {
             format!("unknown mix {}, known: {}", args.mix, Mix::ALL.map(Mix::name).join(", "))
         })?;
         let name = format!("lane-bench-{}-{name}-{}.gguf", std::process::id(), args.mix);
-        let file = Self { path: std::env::temp_dir().join(name) };
-        let out = std::fs::File::create(&file.path)
-            .with_context(|| format!("cannot write {}", file.path.display()))?;
+        let path = std::env::temp_dir().join(name);
+        // In a folder of everybody's, what has this name already is somebody else's.
+        let out = std::fs::File::create_new(&path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let file = Self { path };
         lane::synth::write(shape, mix, args.seed, std::io::BufWriter::new(out), |_| {})?;
         Ok(Some(file))
     }

@@ -1,6 +1,6 @@
 //! `lane serve-file`.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -84,15 +84,19 @@ impl BatchArgs {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut out: Box<dyn Write> = match &args.out {
+    let input = open(&args.requests)?;
+    let out = args.out.as_deref().map(|path| open_out(path, &args.requests)).transpose()?;
+    let lane = args.load.load_batch(&args.batch.options())?;
+    let mut out: Box<dyn Write> = match out {
         None => Box::new(io::stdout()),
-        Some(path) => {
-            let file = File::create(path);
-            Box::new(file.with_context(|| format!("cannot write {}", path.display()))?)
+        Some(file) => {
+            // A device has no length to set.
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            Box::new(file)
         }
     };
-    let input = open(&args.requests)?;
-    let lane = args.load.load_batch(&args.batch.options())?;
     let cancel = Cancel::default();
     end_on_interrupt(cancel.clone())?;
 
@@ -116,6 +120,15 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn BufRead + Send>> {
     }
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Box::new(BufReader::new(file)))
+}
+
+/// Opens the file of answers and leaves in it what it holds: loading may fail yet.
+fn open_out(path: &Path, requests: &Path) -> anyhow::Result<File> {
+    let out = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    let out = out.with_context(|| format!("cannot write {}", path.display()))?;
+    let same = requests.canonicalize().is_ok_and(|it| path.canonicalize().is_ok_and(|o| o == it));
+    anyhow::ensure!(!same, "{} holds the requests; answers need another file", path.display());
+    Ok(out)
 }
 
 /// Lines that another thread reads, with their numbers.

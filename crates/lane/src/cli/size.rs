@@ -12,6 +12,7 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, String> {
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
+        let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a size"))?;
         let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 1.0,
             "k" | "kib" => 1024.0,
@@ -22,7 +23,6 @@ impl FromStr for ByteSize {
             "gb" => 1e9,
             unit => return Err(format!("unknown unit `{unit}`, write MiB or GiB")),
         };
-        let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a size"))?;
         let bytes = number * factor;
         if (1.0..1e18).contains(&bytes) {
             Ok(Self(bytes as u64))
@@ -46,5 +46,7 @@ mod tests {
         for wrong in ["", "GiB", "-1", "1e99", "3 bananas", "0"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(bytes("-5"), Err("`-5` is not a size".into()));
+        assert_eq!(bytes("5 x"), Err("unknown unit `x`, write MiB or GiB".into()));
     }
 }

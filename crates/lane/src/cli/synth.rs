@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use lane::synth::{Mix, Shape};
 
 #[derive(clap::Args)]
@@ -34,11 +34,12 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let shape = Shape::from_name(&args.shape).context("unknown shape")?;
     let mix = Mix::from_name(&args.mix).context("unknown mix")?;
     let path = || format!("cannot write {}", args.out.display());
-    anyhow::ensure!(
-        args.force || !args.out.exists(),
-        "{} exists; --force replaces it",
-        args.out.display()
-    );
+    match std::fs::metadata(&args.out) {
+        // Renaming would put a file in the place of a device.
+        Ok(there) if !there.is_file() => bail!("{} is not a regular file", args.out.display()),
+        Ok(_) if !args.force => bail!("{} exists; --force replaces it", args.out.display()),
+        _ => {}
+    }
     // Under another name until it is whole.
     let partial = PathBuf::from(format!("{}.partial", args.out.display()));
     let out = BufWriter::new(File::create(&partial).with_context(path)?);
