@@ -1,5 +1,7 @@
 //! The `lane` command.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::Parser;
