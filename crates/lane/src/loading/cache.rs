@@ -223,6 +223,25 @@ impl Cache {
     }
 }
 
+/// Reads bytes as the cache file of a model, as a start would: each chunk, or `None` where it is not
+/// what was written; or why the file is not used. For fuzzing, which makes up the model.
+#[doc(hidden)]
+pub fn read_cache(
+    bytes: &[u8],
+    key: u64,
+    n_matrices: usize,
+    chunk_bytes: &[usize],
+) -> Result<Vec<Option<Vec<u8>>>, String> {
+    let identity = Identity::new(key, n_matrices, chunk_bytes.iter().copied());
+    let source = Source::Memory(bytes.to_vec().into());
+    let cache = Cache::read_header(source, Path::new(""), &identity)?;
+    let chunk = |(index, &len): (usize, &usize)| {
+        let mut packed = vec![0; len];
+        cache.read(index, &mut packed).then_some(packed)
+    };
+    Ok(chunk_bytes.iter().enumerate().map(chunk).collect())
+}
+
 /// A cache being written. Whatever fails is said once and ends the writing, not the loading.
 pub(super) struct CacheWriter<'a> {
     identity: &'a Identity,

@@ -19,7 +19,7 @@ use crate::layout::{self, Visit};
 use crate::model::{Model, Rope, TensorRef, VectorRef};
 use crate::residency::{Residency, packed_layout};
 
-pub use cache::CachePlace;
+pub use cache::{CachePlace, read_cache};
 pub use fill::read_matrix;
 
 /// Told while weights are loaded.
