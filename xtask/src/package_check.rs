@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, only: &[&str]) -> Result<()> {
             ("CUDA_LIBRARY_PATH", None),
             ("RUSTDOCFLAGS", Some("-D warnings")),
         ];
-        outside.cargo_with(name, &target.join("docs"), DOCS, &docs_rs)?;
+        outside.cargo_with(name, &target, DOCS, &docs_rs)?;
     }
     copy(&root.join(DOWNSTREAM), &outside.folder.join("downstream"))?;
     for (program, _) in DOWNSTREAM_PROGRAMS.iter().filter(|program| wanted(program.1)) {
@@ -166,6 +166,8 @@ impl Outside {
         let mut command = Command::new("cargo");
         command.current_dir(self.folder.join(name)).args(arguments);
         command.env("CARGO_TARGET_DIR", target);
+        // Outside the tree nothing is optimised, and the packages are what is in question here.
+        command.env("PROPTEST_CASES", "16");
         // This process was started by cargo and has its variables.
         let of_cargo = |name: &OsStr| name.to_string_lossy().starts_with("CARGO_PKG_");
         std::env::vars_os().filter(|(name, _)| of_cargo(name)).for_each(|(name, _)| {

@@ -1,4 +1,4 @@
-//! Threads that load, decode, watch and drop, all at once. ThreadSanitizer runs this file too.
+//! Threads that load, decode, watch and drop, all at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
