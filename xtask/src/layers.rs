@@ -1,5 +1,6 @@
 //! The layers of the workspace: no crate depends on one that its layer may not.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -24,13 +25,15 @@ pub(crate) fn published() -> Vec<&'static str> {
 }
 
 #[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
+pub(crate) struct Metadata {
+    pub(crate) packages: Vec<Package>,
 }
 
 #[derive(Deserialize)]
-struct Package {
-    name: String,
+pub(crate) struct Package {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) features: BTreeMap<String, Vec<String>>,
     dependencies: Vec<Dependency>,
 }
 
@@ -42,7 +45,8 @@ struct Dependency {
     optional: bool,
 }
 
-pub(crate) fn run(root: &Path) -> Result<()> {
+/// What cargo says of the workspace's packages.
+pub(crate) fn metadata(root: &Path) -> Result<Metadata> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -52,8 +56,11 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     if !output.status.success() {
         bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
     }
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
+    serde_json::from_slice(&output.stdout).context("reading cargo metadata")
+}
+
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let metadata = metadata(root)?;
     let faults = faults(&metadata);
     if faults.is_empty() {
         println!("layers: {} packages keep to theirs", metadata.packages.len());

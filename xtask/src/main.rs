@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod cuda_stubs;
+mod features;
 mod fuzz;
 mod generated;
 mod layers;
@@ -19,6 +20,7 @@ const HELP: &str = "\
 cargo xtask <chore>
 
   layers                          fail when a crate depends on one that its layer may not
+  features                        lint every crate without features, with each alone, and with all
   cuda-stubs [--check]            generate the symbols that cuda-load defines
   build-ptx [--check]             compile crates/kernels-ptx/cu to PTX with the pinned NVRTC
   build-ptx --verify              compare manifest, sources and PTX, without a compiler
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
     let root = root();
     let done = match arguments[..] {
         ["layers"] => layers::run(&root),
+        ["features"] => features::run(&root),
         ["cuda-stubs"] => cuda_stubs::run(&root, false),
         ["cuda-stubs", "--check"] => cuda_stubs::run(&root, true),
         ["build-ptx"] => build_ptx::run(&root, false),
