@@ -25,7 +25,7 @@ pub use layout::{
     StreamUnits,
 };
 pub use matrix::PackedMatrix;
-pub use matvec::{ArrangedQ8, matvec_f32, matvec_q8, rows_dot_f32, rows_dot_q8};
+pub use matvec::{ArrangedF32, ArrangedQ8, matvec_f32, matvec_q8, rows_dot_f32, rows_dot_q8};
 pub use pack::{pack, pack_rows_into, pack_rows_planes, unpack, unpack_rows};
 pub use quantize::quantize;
 pub use transcode::TranscodedType;

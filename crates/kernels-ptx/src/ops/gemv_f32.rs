@@ -1,7 +1,7 @@
 //! Matrix × f32 activations over dequantised weights: the exact numerics. The forms are those
 //! of [`super::gemv_q8`].
 
-use q4k_soa::rows_dot_f32;
+use q4k_soa::ArrangedF32;
 
 use super::gemv_q8::{Epilogue, Form};
 use super::matrix::{Parts, packed_bytes};
@@ -65,11 +65,11 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let n_in = a.n_in as usize;
     let form = Form::of(kernel, a.residual)?;
     let epilogue = Epilogue { form, bias: a.bias, n_rows: a.n_rows };
+    let x: Vec<_> = a.x.chunks_exact(n_in).map(ArrangedF32::new).collect();
     epilogue.run(a.out, a.n_in, |token, rows, out| {
-        let x = &a.x[token * n_in..][..n_in];
         parts.for_rows(rows, |matrix, rows, at| {
             let len = rows.len();
-            rows_dot_f32(matrix, rows, x, &mut out[at..at + len]);
+            x[token].rows_dot(matrix, rows, &mut out[at..at + len]);
         });
     });
     Ok(())

@@ -8,16 +8,15 @@
 
 #![allow(unsafe_code)]
 
+mod exact;
+
 use alloc::vec::Vec;
 use core::arch::x86_64::*;
 use core::ops::Range;
 
 use super::scalar;
 use crate::block::k_scales::scales_and_mins;
-use crate::block::{
-    BlockBf16, BlockF16, BlockF32, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K,
-    BlockQ6K, BlockQ8_0, Grouped, HalfBytes,
-};
+use crate::block::{BlockBf16, BlockF16, BlockF32, HalfBytes};
 use crate::{GROUP_ELEMS, PackedMatrix, Q8Group, WeightType};
 
 /// Whether the processor has what this module needs.
@@ -68,12 +67,20 @@ pub(super) fn rows_dot_q8(
     true
 }
 
-/// [`rows_dot_f32`](super::rows_dot_f32) of checked arguments; false where the processor is too
-/// old.
+pub(super) use exact::Pair as ExactPair;
+
+/// The activations of [`rows_dot_f32`]; none where the processor is too old.
+pub(super) fn arranged_f32(x: &[f32]) -> Vec<ExactPair> {
+    if available() { exact::arranged(x) } else { Vec::new() }
+}
+
+/// [`rows_dot_f32`](super::rows_dot_f32) of checked arguments; `pairs` is what [`arranged_f32`]
+/// made of `x`. False where the processor is too old.
 pub(super) fn rows_dot_f32(
     matrix: &PackedMatrix<'_>,
     rows: Range<u32>,
     x: &[f32],
+    pairs: &[ExactPair],
     out: &mut [f32],
 ) -> bool {
     if !available() {
@@ -85,46 +92,17 @@ pub(super) fn rows_dot_f32(
             WeightType::F32 => dot_f32_f32(matrix, rows, x, out),
             WeightType::F16 => dot_f32_f16(matrix, rows, x, out),
             WeightType::Bf16 => dot_f32_bf16(matrix, rows, x, out),
-            WeightType::Q4_0 => dot_f32_grouped::<BlockQ4_0>(matrix, rows, x, out),
-            WeightType::Q4_1 => dot_f32_grouped::<BlockQ4_1>(matrix, rows, x, out),
-            WeightType::Q5_0 => dot_f32_grouped::<BlockQ5_0>(matrix, rows, x, out),
-            WeightType::Q5_1 => dot_f32_grouped::<BlockQ5_1>(matrix, rows, x, out),
-            WeightType::Q8_0 => dot_f32_grouped::<BlockQ8_0>(matrix, rows, x, out),
-            WeightType::Q4K => dot_f32_grouped::<BlockQ4K>(matrix, rows, x, out),
-            WeightType::Q5K => dot_f32_grouped::<BlockQ5K>(matrix, rows, x, out),
-            WeightType::Q6K => dot_f32_grouped::<BlockQ6K>(matrix, rows, x, out),
+            WeightType::Q4_0 => exact::dot_q4_0(matrix, rows, pairs, out),
+            WeightType::Q4_1 => exact::dot_q4_1(matrix, rows, pairs, out),
+            WeightType::Q5_0 => exact::dot_q5_0(matrix, rows, pairs, out),
+            WeightType::Q5_1 => exact::dot_q5_1(matrix, rows, pairs, out),
+            WeightType::Q8_0 => exact::dot_q8_0(matrix, rows, pairs, out),
+            WeightType::Q4K => exact::dot_q4_k(matrix, rows, pairs, out),
+            WeightType::Q5K => exact::dot_q5_k(matrix, rows, pairs, out),
+            WeightType::Q6K => exact::dot_q6_k(matrix, rows, pairs, out),
         }
     }
     true
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dot_f32_grouped<B: Grouped>(m: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
-    let x = x.as_chunks::<GROUP_ELEMS>().0;
-    for (row, out) in rows.zip(out) {
-        let planes = m.row_planes(row);
-        let mut lanes = [_mm256_setzero_pd(); 2];
-        for (index, x) in x.iter().enumerate() {
-            let group = B::group(&planes, index);
-            let scales = group.scales.map(|scale| _mm256_set1_ps(group.d * scale as f32));
-            // In one register: read eight at a time from memory they would wait for their own store
-            // (1.1 instead of 2.6 GB/s for Q4_K).
-            let quants = load_i8(&group.quants);
-            let halves = [_mm256_castsi256_si128(quants), _mm256_extracti128_si256::<1>(quants)];
-            for (quarter, x) in x.as_chunks::<8>().0.iter().enumerate() {
-                let half = halves[quarter / 2];
-                let quants = if quarter % 2 == 0 { half } else { _mm_srli_si128::<8>(half) };
-                let quants = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(quants));
-                // Product and sum rounded each for itself, as the plain formula does.
-                let mut weights = _mm256_mul_ps(scales[quarter / 2], quants);
-                if let Some(offset) = group.offset {
-                    weights = _mm256_add_ps(weights, _mm256_set1_ps(offset));
-                }
-                add_doubles(&mut lanes, weights, x);
-            }
-        }
-        *out = scalar::total(bytemuck::cast(lanes));
-    }
 }
 
 /// Groups that are multiplied together.
@@ -233,6 +211,7 @@ macro_rules! first {
         $first
     };
 }
+use first;
 
 rows_of!(dot_q4_0, q4_0, by_pairs q4_0_pair, quants: 128, d: 16);
 rows_of!(dot_q4_1, q4_1, by_pairs q4_1_pair, quants: 128, d: 32);
@@ -339,13 +318,9 @@ impl Sums {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_k(&mut self, x: &Octet, dots: __m256i, scales: &[u8; 12], d: &[u8; 4]) {
-        let [scales, mins] = scales_and_mins(scales)
-            .map(|bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))));
-        let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from_le_bytes(*d)));
-        let d = _mm256_broadcastss_ps(halves);
-        let minus_dmin = _mm_xor_ps(_mm_movehdup_ps(halves), _mm_set1_ps(-0.0));
-        self.add_products(x, dots, _mm256_mul_ps(d, scales));
-        self.add_offsets(x, _mm256_mul_ps(_mm256_broadcastss_ps(minus_dmin), mins));
+        let [scales, offsets] = k_scales_and_offsets(scales, d);
+        self.add_products(x, dots, scales);
+        self.add_offsets(x, offsets);
     }
 
     #[inline]
@@ -366,16 +341,8 @@ impl Sums {
         ];
         let mut dots = [_mm256_setzero_si256(); 4];
         for (pair, dots) in dots.iter_mut().enumerate() {
-            let bytes = load_pair(low, pair);
-            let high = load_16(&high.as_chunks::<16>().0[pair]);
-            // Each group's 8 bytes twice in its lane: for weights 0..8 and 8..16, 16..24 and 24..32.
-            let high = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(high));
-            let mask = _mm256_set1_epi8(0x30);
-            let left = _mm256_sllv_epi64(high, _mm256_set_epi64x(2, 4, 2, 4));
-            let right = _mm256_srlv_epi64(high, _mm256_set_epi64x(2, 0, 2, 0));
-            let first = _mm256_or_si256(low_nibbles(bytes), _mm256_and_si256(left, mask));
-            let second = _mm256_or_si256(high_nibbles(bytes), _mm256_and_si256(right, mask));
-
+            let (low, high) = (&low.as_chunks::<32>().0[pair], &high.as_chunks::<16>().0[pair]);
+            let [first, second] = bytes_6(low, high);
             let x = &x.pairs[pair];
             let scales = by_pairs[pair / 2];
             let place = _mm256_set1_epi8(8 * (pair % 2) as i8);
@@ -521,14 +488,28 @@ fn dots_8(x: &Octet, quants: &[u8; 256]) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pair_4(x: &Octet, pair: usize, quants: &[u8; 32]) -> __m256i {
-    let bytes = load_i8(bytemuck::cast_ref(quants));
-    dot_pair(&x.pairs[pair], low_nibbles(bytes), high_nibbles(bytes))
+    dot_pair(&x.pairs[pair], bytes_4(quants))
 }
 
 /// As [`pair_4`], with a fifth bit per weight.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pair_5(x: &Octet, pair: usize, quants: &[u8; 32], high: &[u8; 8]) -> __m256i {
+    dot_pair(&x.pairs[pair], bytes_5(quants, high))
+}
+
+/// The integers of two groups of nibbles: the first halves of both, the second halves of both.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bytes_4(quants: &[u8; 32]) -> [__m256i; 2] {
+    let bytes = load_i8(bytemuck::cast_ref(quants));
+    [low_nibbles(bytes), high_nibbles(bytes)]
+}
+
+/// As [`bytes_4`], with a fifth bit per weight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bytes_5(quants: &[u8; 32], high: &[u8; 8]) -> [__m256i; 2] {
     let byte_of = |first: i64, second: i64| {
         _mm256_setr_epi64x(
             0x0101_0101_0101_0101 * first,
@@ -538,16 +519,44 @@ fn pair_5(x: &Octet, pair: usize, quants: &[u8; 32], high: &[u8; 8]) -> __m256i 
         )
     };
     let bit_of_byte = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let bytes = load_i8(bytemuck::cast_ref(quants));
+    let [first, second] = bytes_4(quants);
     let words = _mm256_set1_epi64x(i64::from_le_bytes(*high));
     let fifth = |bytes: __m256i| {
         let bits = _mm256_and_si256(_mm256_shuffle_epi8(words, bytes), bit_of_byte);
         let set = _mm256_cmpeq_epi8(bits, bit_of_byte);
         _mm256_and_si256(set, _mm256_set1_epi8(16))
     };
-    let first = _mm256_or_si256(low_nibbles(bytes), fifth(byte_of(0, 4)));
-    let second = _mm256_or_si256(high_nibbles(bytes), fifth(byte_of(2, 6)));
-    dot_pair(&x.pairs[pair], first, second)
+    [_mm256_or_si256(first, fifth(byte_of(0, 4))), _mm256_or_si256(second, fifth(byte_of(2, 6)))]
+}
+
+/// As [`bytes_4`], with two more bits per weight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bytes_6(low: &[u8; 32], high: &[u8; 16]) -> [__m256i; 2] {
+    let [first, second] = bytes_4(low);
+    // Each group's 8 bytes twice in its lane: for weights 0..8 and 8..16, 16..24 and 24..32.
+    let high = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(load_16(high)));
+    let mask = _mm256_set1_epi8(0x30);
+    let left = _mm256_sllv_epi64(high, _mm256_set_epi64x(2, 4, 2, 4));
+    let right = _mm256_srlv_epi64(high, _mm256_set_epi64x(2, 0, 2, 0));
+    [
+        _mm256_or_si256(first, _mm256_and_si256(left, mask)),
+        _mm256_or_si256(second, _mm256_and_si256(right, mask)),
+    ]
+}
+
+/// A block's eight scales `d·sc` and offsets `−dmin·m`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn k_scales_and_offsets(scales: &[u8; 12], d: &[u8; 4]) -> [__m256; 2] {
+    let [scales, mins] = scales_and_mins(scales)
+        .map(|bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))));
+    let halves = halves_2(d);
+    let minus_dmin = _mm_xor_ps(_mm_movehdup_ps(halves), _mm_set1_ps(-0.0));
+    [
+        _mm256_mul_ps(_mm256_broadcastss_ps(halves), scales),
+        _mm256_mul_ps(_mm256_broadcastss_ps(minus_dmin), mins),
+    ]
 }
 
 /// Eight partial dot products of a group of signed bytes. Both factors may be -128, so they are
@@ -571,7 +580,7 @@ fn group_8(x: &Octet, group: usize, quants: &[u8; 32]) -> __m256i {
 /// within i16 (4 · 31 · 128 = 15872).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn dot_pair(x: &Pair, first: __m256i, second: __m256i) -> __m256i {
+fn dot_pair(x: &Pair, [first, second]: [__m256i; 2]) -> __m256i {
     let sums = _mm256_add_epi16(
         _mm256_maddubs_epi16(first, load_i8(&x.first)),
         _mm256_maddubs_epi16(second, load_i8(&x.second)),
@@ -660,12 +669,6 @@ fn half_pairs(bytes: &[u8; 32]) -> [__m256; 2] {
         in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)),
         in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)),
     ]
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load_pair(quants: &[u8; 128], pair: usize) -> __m256i {
-    load_i8(bytemuck::cast_ref(&quants.as_chunks::<32>().0[pair]))
 }
 
 /// The rows of a float type: `$widen` makes eight floats of as many numbers.

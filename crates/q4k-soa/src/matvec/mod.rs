@@ -19,9 +19,13 @@
 //! agree to 1e-5 of the sum of the groups' magnitudes. A NaN or infinite scale in the row gives
 //! what IEEE arithmetic makes of it.
 //!
-//! The exact product takes the weights as [`dequantize`](crate::dequantize) gives them and f32
-//! activations, multiplies and adds in f64 (eight partial sums, weight i in sum i mod 8) and
-//! rounds once; it is the same bits on every processor.
+//! # What the exact product is
+//!
+//! The activations are f32. Of quantised types a group adds `scale · Σ q · x + offset · Σ x`, with a
+//! scale for each 16 weights, in f32 with fused operations and in the one order that
+//! [`rows_dot_f32_scalar`] has. It is the same bits on every processor, and within 1e-6 of the sum
+//! of the magnitudes. Weights that are floats are multiplied and added in f64 (eight partial sums,
+//! weight i in sum i mod 8), rounded once.
 
 #[cfg(all(feature = "std", target_arch = "x86_64"))]
 mod avx2;
@@ -90,12 +94,38 @@ impl<'a> ArrangedQ8<'a> {
 /// # Panics
 /// Unless the matrix has the rows, `x` is one row long and `out` has one place per row.
 pub fn rows_dot_f32(matrix: &PackedMatrix<'_>, rows: Range<u32>, x: &[f32], out: &mut [f32]) {
-    check_f32(matrix, &rows, x, out);
+    ArrangedF32::new(x).rows_dot(matrix, rows, out);
+}
+
+/// An activation in f32, arranged as [`ArrangedQ8`] is.
+pub struct ArrangedF32<'a> {
+    x: &'a [f32],
     #[cfg(all(feature = "std", target_arch = "x86_64"))]
-    if avx2::rows_dot_f32(matrix, rows.clone(), x, out) {
-        return;
+    pairs: alloc::vec::Vec<avx2::ExactPair>,
+}
+
+impl<'a> ArrangedF32<'a> {
+    /// Of an activation.
+    pub fn new(x: &'a [f32]) -> Self {
+        Self {
+            x,
+            #[cfg(all(feature = "std", target_arch = "x86_64"))]
+            pairs: avx2::arranged_f32(x),
+        }
     }
-    rows_dot_f32_scalar(matrix, rows, x, out);
+
+    /// [`rows_dot_f32`] with this activation.
+    ///
+    /// # Panics
+    /// As [`rows_dot_f32`].
+    pub fn rows_dot(&self, matrix: &PackedMatrix<'_>, rows: Range<u32>, out: &mut [f32]) {
+        check_f32(matrix, &rows, self.x, out);
+        #[cfg(all(feature = "std", target_arch = "x86_64"))]
+        if avx2::rows_dot_f32(matrix, rows.clone(), self.x, &self.pairs, out) {
+            return;
+        }
+        rows_dot_f32_scalar(matrix, rows, self.x, out);
+    }
 }
 
 /// The whole 8-bit product, rows shared among rayon's threads where there is `std`.
@@ -114,7 +144,8 @@ pub fn matvec_q8(matrix: &PackedMatrix<'_>, quants: &[i8], groups: &[Q8Group], o
 /// As [`rows_dot_f32`].
 pub fn matvec_f32(matrix: &PackedMatrix<'_>, x: &[f32], out: &mut [f32]) {
     check_f32(matrix, &matrix.rows(), x, out);
-    for_row_chunks(matrix, out, |rows, out| rows_dot_f32(matrix, rows, x, out));
+    let x = ArrangedF32::new(x);
+    for_row_chunks(matrix, out, |rows, out| x.rows_dot(matrix, rows, out));
 }
 
 /// The name of the instructions that [`rows_dot_q8`] uses here, for reports.

@@ -125,7 +125,7 @@ pub(crate) fn dot_q8_grouped<B: Grouped>(planes: Planes<'_>, x: &[i8], groups: &
     sum
 }
 
-/// Partial sums of the float types' 8-bit products and of all exact ones.
+/// Partial sums of exact products, and of the float types' 8-bit ones.
 const LANES: usize = 8;
 
 #[inline(always)]
@@ -148,18 +148,74 @@ pub(crate) fn dot_q8_float<B: Float>(
     sum
 }
 
+/// Integers are multiplied in the uppermost byte of 32 bits, where vector instructions bring them
+/// without a further step; activations make up for it.
+pub(super) const QUANT_UNIT: f32 = 1.0 / 16_777_216.0;
+
+/// Each of four lanes sums four activations of each half of a group.
+#[inline(always)]
+pub(super) fn group_sums(x: &[f32; GROUP_ELEMS]) -> [f32; 4] {
+    let fours = x.as_chunks::<4>().0;
+    let sum = |[a, b, c, d]: [f32; 4]| (a + b) + (c + d);
+    core::array::from_fn(|lane| sum(fours[lane]) + sum(fours[4 + lane]))
+}
+
+/// `a * b + c`, rounded once. The standard library's is a slow call where the processor that is
+/// compiled for lacks the instruction.
+#[inline(always)]
+fn fma(a: f32, b: f32, c: f32) -> f32 {
+    #[cfg(all(feature = "std", target_arch = "aarch64"))]
+    return a.mul_add(b, c);
+    #[cfg(not(all(feature = "std", target_arch = "aarch64")))]
+    return fma_of_doubles(a, b, c);
+}
+
+/// The product is exact. A sum that is not is made odd, so that rounding it once more gives what
+/// the true one would.
+#[cfg(any(test, not(all(feature = "std", target_arch = "aarch64"))))]
+#[inline(always)]
+fn fma_of_doubles(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let of_c = sum - product;
+    let lost = (product - (sum - of_c)) + (c - of_c);
+    let bits = sum.to_bits();
+    let odd = match lost.abs() > 0.0 && bits & 1 == 0 {
+        false => bits,
+        true if (lost > 0.0) == (sum > 0.0) => bits + 1,
+        true => bits - 1,
+    };
+    f64::from_bits(odd) as f32
+}
+
 #[inline(always)]
 pub(crate) fn dot_f32_grouped<B: Grouped>(planes: Planes<'_>, x: &[f32]) -> f32 {
-    let (mut lanes, mut weights) = ([0.0; LANES], [0.0; GROUP_ELEMS]);
+    // Lanes 0 to 3 are of even groups, 4 to 7 of odd ones.
+    let (mut halves, mut offsets) = ([[0.0f32; LANES]; 2], [0.0; LANES]);
     for (index, x) in x.as_chunks::<GROUP_ELEMS>().0.iter().enumerate() {
-        B::group(&planes, index).dequantize(&mut weights);
-        for (weights, x) in weights.as_chunks::<LANES>().0.iter().zip(x.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                lanes[i] += f64::from(weights[i]) * f64::from(x[i]);
+        let group = B::group(&planes, index);
+        let lanes = 4 * (index % 2)..4 * (index % 2) + 4;
+        let quants = group.quants.as_chunks::<4>().0.chunks_exact(4);
+        let x_halves = x.as_chunks::<4>().0.chunks_exact(4);
+        for (half, (quants, x)) in quants.zip(x_halves).enumerate() {
+            let scale = group.d * group.scales[half] as f32;
+            for ((sum, quants), x) in halves[half][lanes.clone()].iter_mut().zip(quants).zip(x) {
+                let mut dot = 0.0;
+                for (&quant, x) in quants.iter().zip(x) {
+                    dot = fma((i32::from(quant) << 24) as f32, x * QUANT_UNIT, dot);
+                }
+                *sum = fma(dot, scale, *sum);
+            }
+        }
+        if let Some(offset) = group.offset {
+            for (sum, x) in offsets[lanes].iter_mut().zip(group_sums(x)) {
+                *sum = fma(offset, x, *sum);
             }
         }
     }
-    total(lanes)
+    let sums: [f32; LANES] = core::array::from_fn(|i| (halves[0][i] + halves[1][i]) + offsets[i]);
+    let [a, b, c, d] = core::array::from_fn(|i| sums[i] + sums[4 + i]);
+    (a + c) + (b + d)
 }
 
 #[inline(always)]
@@ -194,8 +250,26 @@ pub(super) fn total(lanes: [f64; LANES]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::round_to_f16;
+    use super::{fma_of_doubles, round_to_f16};
     use half::f16;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any floats, and sums that cancel or end in a tie.
+        #[test]
+        fn fused_products_are_those_of_the_standard_library(
+            bits: [u32; 3], short in prop::array::uniform3(-4096i16..4096), shift in 0..48,
+        ) {
+            let [a, b, c] = bits.map(f32::from_bits);
+            let [d, e, f] = short.map(f32::from);
+            let f = f * 2f32.powi(shift - 24);
+            for (a, b, c) in [(a, b, c), (a, b, -(a * b)), (d, e, f), (a, d, f)] {
+                let (found, expected) = (fma_of_doubles(a, b, c), a.mul_add(b, c));
+                let same = found.to_bits() == expected.to_bits();
+                prop_assert!(same || found.is_nan() && expected.is_nan(), "{a:e} {b:e} {c:e}");
+            }
+        }
+    }
 
     #[test]
     fn floats_are_rounded_as_f16_are() {
