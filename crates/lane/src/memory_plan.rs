@@ -59,6 +59,16 @@ impl FusionChoice {
     }
 }
 
+/// Widest hidden state of a model that suits exact numerics.
+const EXACT_UP_TO: u32 = 1024;
+
+/// The numerics that suit a model. In a narrow one 8 bits move the logits by more than answers
+/// differ by, and f32 costs little where so little is computed. The persistent kernel has 8 bits.
+pub fn suitable_numerics(model: &Model, fusion: FusionChoice) -> Numerics {
+    let narrow = model.config.n_embd <= EXACT_UP_TO;
+    if narrow && fusion != FusionChoice::Persistent { Numerics::Exact } else { Numerics::Q8 }
+}
+
 /// Most tokens that [`ContextSize::Auto`] takes.
 const AUTO_TOKENS: u32 = 8192;
 
@@ -67,7 +77,7 @@ const AUTO_TOKENS: u32 = 8192;
 pub struct PlanOptions {
     /// Context.
     pub context: ContextSize,
-    /// Matrix products.
+    /// Matrix products; [`suitable_numerics`] says what suits a model.
     pub numerics: Numerics,
     /// Launches of the step.
     pub fusion: FusionChoice,
@@ -349,6 +359,18 @@ fn step_plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn narrow_models_suit_exact_numerics() {
+        let mut model = crate::ModelFile::open(None).unwrap().model;
+        for (n_embd, expected) in
+            [(576, Numerics::Exact), (1024, Numerics::Exact), (1056, Numerics::Q8)]
+        {
+            model.config.n_embd = n_embd;
+            assert_eq!(suitable_numerics(&model, FusionChoice::Auto), expected);
+            assert_eq!(suitable_numerics(&model, FusionChoice::Persistent), Numerics::Q8);
+        }
+    }
 
     #[test]
     fn the_largest_fitting_context_is_found() {

@@ -179,9 +179,8 @@ fn smollm2_knows_the_capital_of_france() {
         return;
     }
     let model = path.to_str().unwrap();
-    // In q8 numerics the first token is a near tie ("The" and "L", 0.08 nats apart) that rounding
-    // decides.
-    let args = ["-m", model, "--temp", "0", "-c", "256", "-n", "24", "--numerics", "exact"];
+    // The first token is a near tie ("The" before "L" by 0.08 nats) that 8 bits turn around.
+    let args = ["-m", model, "--temp", "0", "-n", "24"];
     let (stdout, _) = said(&args, "What is the capital of France?\nAnd of Italy?\n");
     assert!(stdout.lines().next().unwrap().contains("Paris"), "{stdout}");
     assert!(stdout.lines().last().unwrap().contains("Rome"), "{stdout}");

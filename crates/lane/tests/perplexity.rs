@@ -113,7 +113,8 @@ fn the_command_prints_a_line_a_chunk_and_the_estimate() {
 fn the_command_compares_with_exact_numerics_and_with_files() {
     let json =
         |args: &[&str]| -> Value { serde_json::from_str(&succeeded(perplexity(args))).unwrap() };
-    let q8 = json(&["-c", "32", "--chunks", "2", "--kl", "exact", "--json"]);
+    let q8 = ["-c", "32", "--chunks", "2", "--numerics", "q8", "--kl", "exact", "--json"];
+    let q8 = json(&q8);
     assert_eq!(q8["chunks"].as_array().unwrap().len(), 2);
     assert_eq!(q8["n_scored"], 30);
     let mean = q8["kl"]["mean"].as_f64().unwrap();

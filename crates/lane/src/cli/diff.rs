@@ -36,7 +36,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 
 #[cfg(cuda_backend)]
 fn compare(args: &Args, file: &lane::ModelFile, ids: &[u32]) -> anyhow::Result<String> {
-    let mut options = args.load.options();
+    let mut options = args.load.options(&file.model);
     // Inside one kernel for the whole step there is nothing to compare launch by launch.
     options.plan.fusion = lane::FusionChoice::Ops;
     let backend = lane::open_cuda::open(options.device)?;

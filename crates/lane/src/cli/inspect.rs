@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "N|auto|max", default_value = "auto", value_parser = context)]
     ctx: ContextSize,
     /// Plan for these numerics
-    #[arg(long, value_enum, default_value = "q8")]
+    #[arg(long, value_enum, default_value = "auto")]
     numerics: NumericsArg,
     /// Plan for this element type of the KV cache [default: f16, with exact numerics f32]
     #[arg(long, value_enum)]
@@ -142,7 +142,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let options = PlanOptions {
         context: args.ctx,
         usable_bytes,
-        numerics: args.numerics.into(),
+        numerics: args.numerics.of(&file.model, super::FusionArg::Auto),
         kv_type: args.kv_type.map(Into::into),
         ..PlanOptions::default()
     };

@@ -9,6 +9,8 @@ use decode_graph::Numerics;
 use kv_paged::KvType;
 
 use lane::batch::{BatchLane, BatchOptions};
+use lane::memory_plan::suitable_numerics;
+use lane::model::Model;
 use lane::{
     BackendChoice, CachePlace, Cancel, ContextSize, FusionChoice, LaneOptions, PlanOptions,
 };
@@ -198,8 +200,9 @@ struct LoadArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value = "auto")]
     backend: BackendArg,
-    /// Matrix products in 8-bit integers, or in f32 on dequantised weights
-    #[arg(long, value_enum, default_value = "q8")]
+    /// Activations in 8-bit integers, or in f32 [auto: f32 where the hidden state has at most 1024
+    /// elements]
+    #[arg(long, value_enum, default_value = "auto")]
     numerics: NumericsArg,
     /// A kernel an operation, or one kernel for the whole step (sm_90 and later) [auto: the faster]
     #[arg(long, value_enum, default_value = "auto")]
@@ -245,6 +248,7 @@ enum BackendArg {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum NumericsArg {
+    Auto,
     Q8,
     Exact,
 }
@@ -272,9 +276,10 @@ enum KvTypeArg {
     F32,
 }
 
-impl From<NumericsArg> for Numerics {
-    fn from(numerics: NumericsArg) -> Self {
-        match numerics {
+impl NumericsArg {
+    fn of(self, model: &Model, fusion: FusionArg) -> Numerics {
+        match self {
+            NumericsArg::Auto => suitable_numerics(model, fusion.into()),
             NumericsArg::Q8 => Numerics::Q8,
             NumericsArg::Exact => Numerics::Exact,
         }
@@ -302,8 +307,8 @@ fn context(text: &str) -> Result<ContextSize, String> {
 }
 
 impl LoadArgs {
-    fn options(&self) -> LaneOptions {
-        let numerics = self.numerics.into();
+    fn options(&self, model: &Model) -> LaneOptions {
+        let numerics = self.numerics.of(model, self.fusion);
         LaneOptions {
             backend: match self.backend {
                 BackendArg::Auto => BackendChoice::Auto,
@@ -337,7 +342,7 @@ impl LoadArgs {
         let file = open_model(self.model.as_deref())?;
         let bar = progress::Bar::bytes("loading");
         let lane = file
-            .load(&self.options(), &mut |at| bar.show(at.done_bytes, at.total_bytes))
+            .load(&self.options(&file.model), &mut |at| bar.show(at.done_bytes, at.total_bytes))
             .map_err(|error| named(self.model.as_deref(), error))?;
         Ok((lane, model_name(self.model.as_deref())))
     }
@@ -348,7 +353,9 @@ impl LoadArgs {
         let file = open_model(self.model.as_deref())?;
         let bar = progress::Bar::bytes("loading");
         let lane = file
-            .load_batch(&self.options(), batch, &mut |at| bar.show(at.done_bytes, at.total_bytes))
+            .load_batch(&self.options(&file.model), batch, &mut |at| {
+                bar.show(at.done_bytes, at.total_bytes)
+            })
             .map_err(|error| named(self.model.as_deref(), error))?;
         Ok(lane)
     }

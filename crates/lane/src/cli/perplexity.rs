@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use decode_graph::Numerics;
 use lane::ContextSize;
 use lane::perplexity::{Chunks, Divergence, Measurement, Tally};
 use serde::Serialize;
@@ -46,11 +47,16 @@ impl Args {
         read_text(File::open(&self.text).with_context(|| format!("cannot read {name}"))?, &name)
     }
 
-    /// How the model is loaded: its context is one chunk.
+    /// How the model is loaded: its context is one chunk, and its numerics are another's too.
     fn load(&self) -> anyhow::Result<LoadArgs> {
         let mut load = self.load.clone();
+        let model = open_model(load.model.as_deref())?.model;
+        load.numerics = match load.numerics.of(&model, load.fusion) {
+            Numerics::Q8 => NumericsArg::Q8,
+            Numerics::Exact => NumericsArg::Exact,
+        };
         if load.ctx == ContextSize::Auto {
-            let trained = open_model(load.model.as_deref())?.model.config.context_length;
+            let trained = model.config.context_length;
             load.ctx = ContextSize::Tokens(trained.min(DEFAULT_CHUNK_TOKENS));
         }
         Ok(load)
@@ -112,7 +118,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let (ppl, ppl_error) = tally.perplexity();
     let summary = Summary {
         model,
-        numerics: name_of(args.load.numerics),
+        numerics: name_of(load.numerics),
         backend,
         device,
         n_ctx,
