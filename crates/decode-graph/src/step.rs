@@ -547,6 +547,7 @@ impl Recorder<'_> {
     fn greedy_head(&mut self, output: WeightRef, x: View, norm: View) -> Result<(), RecordError> {
         let (plan, arena) = (self.plan, self.arena);
         let Matrices { types, rows, n_in } = self.matrices("logits", &[output])?;
+        let product = ops::gemv_residual::product(types[0], rows[0], n_in, self.device);
         let args = ops::head::Args {
             w: output.view,
             x,
@@ -560,6 +561,7 @@ impl Recorder<'_> {
             ggml_type: types[0],
             n_vocab: rows[0],
             n_in,
+            ring_bytes: product.ring_bytes,
             max_context_tokens: plan.kv.max_context_tokens(),
             eps: plan.norm_eps,
         };
@@ -632,8 +634,8 @@ impl Recorder<'_> {
     ) -> Result<(), RecordError> {
         let matrices = self.matrices(what, parts)?;
         let numbered = [0, 1, 2].map(|i| (matrices.types[i], matrices.rows[i]));
-        let [blocks0, blocks1, blocks2] =
-            ops::gemv_norm::blocks(numbered, matrices.n_in, self.device);
+        let blocks = ops::gemv_norm::blocks(numbered, matrices.n_in, self.device);
+        let product = ops::gemv_norm::product(numbered, blocks, matrices.n_in, self.device);
         let args = ops::gemv_norm::Args {
             w0: parts[0].view,
             w1: parts.get(1).map(|w| w.view),
@@ -648,10 +650,11 @@ impl Recorder<'_> {
             n_out0: matrices.rows[0],
             n_out1: matrices.rows[1],
             n_out2: matrices.rows[2],
-            blocks0,
-            blocks1,
-            blocks2,
+            blocks0: blocks[0],
+            blocks1: blocks[1],
+            blocks2: blocks[2],
             n_in: matrices.n_in,
+            ring_bytes: product.ring_bytes,
             eps: self.plan.norm_eps,
         };
         launch!(self, what, Kernel::GemvNorm, args);
@@ -667,6 +670,7 @@ impl Recorder<'_> {
         out: View,
     ) -> Result<(), RecordError> {
         let Matrices { types, rows, n_in } = self.matrices(what, &parts)?;
+        let product = ops::gemv_norm_swiglu::product(types[0], rows[0], n_in, self.device);
         let args = ops::gemv_norm_swiglu::Args {
             gate: parts[0].view,
             up: parts[1].view,
@@ -676,6 +680,7 @@ impl Recorder<'_> {
             ggml_type: types[0],
             n_out: rows[0],
             n_in,
+            ring_bytes: product.ring_bytes,
             eps: self.plan.norm_eps,
         };
         launch!(self, what, Kernel::GemvNormSwiglu, args);
@@ -692,7 +697,17 @@ impl Recorder<'_> {
     ) -> Result<(), RecordError> {
         let (ggml_type, shape) = (w.weight_type.ggml_id(), w.shape);
         let (n_out, n_in) = (shape.n_out, shape.n_in);
-        let args = ops::gemv_residual::Args { w: w.view, x, residual, out, ggml_type, n_out, n_in };
+        let product = ops::gemv_residual::product(ggml_type, n_out, n_in, self.device);
+        let args = ops::gemv_residual::Args {
+            w: w.view,
+            x,
+            residual,
+            out,
+            ggml_type,
+            n_out,
+            n_in,
+            ring_bytes: product.ring_bytes,
+        };
         launch!(self, what, Kernel::GemvResidual, args);
         Ok(())
     }

@@ -18,52 +18,24 @@
 // tokens        [n_tokens][3]
 // partials      [n_tokens][n_head][n_segments][max, sum, head_dim values]
 //
-// Geometry: grid (n_kv_head, n_segments, n_tokens), block 128.
+// Geometry: grid (n_kv_head, n_segments, n_tokens), block 192; dynamic shared memory of
+// the warps' records, see attention.cuh.
 // Alignment: of the elements; kv 16 bytes where head_dim is a multiple of 8.
-#include "attention.cuh"
+#include "attention_cached.cuh"
 #include "tables.cuh"
 
-constexpr u32 WARPS = 4;
+struct Records {
+    Global<float> partials;  // of the token
+    u32 n_segments, head_dim, segment;
 
-template <class Chunk>
-__device__ __forceinline__ void attention(Global<const float> q, Global<const u8> kv,
-                                          const CacheIndex& index, const Span& span,
-                                          Global<float> partials, u32 n_head, u32 n_segments,
-                                          float scale) {
-    const u32 kv_head = blockIdx.x, segment = blockIdx.y, token = blockIdx.z;
-    const u32 head_dim = index.head_dim, heads_per_kv = n_head / index.n_kv_head;
-    const Team team(head_dim);
-    SHARED(float, records, WARPS * HEADS * Joined<WARPS>::RECORD);
-    const Joined<WARPS> joined = {records};
-
-    for (u32 first_head = 0; first_head < heads_per_kv; first_head += HEADS) {
-        const u64 query = u64(token) * n_head + kv_head * heads_per_kv + first_head;
-        Heads heads(q + query * head_dim, min(heads_per_kv - first_head, HEADS), team, head_dim);
-        // Whole blocks of threads go round: teams shuffle.
-        for (u32 first = span.first; first < span.end; first += team.count * Chunk::TILE) {
-            CachedTile<Chunk> tile;
-            tile.template load<false>(kv, index, span, team, kv_head, first, NO_SLOT);
-            heads.attend(tile, team, scale);
-        }
-        joined.put(heads, team);
-        __syncthreads();
-        for (u32 h = 0; h < heads.count; h++) {
-            const auto factors = joined.factors(h);
-            const u64 record = ((query + h) * n_segments + segment) * (2 + head_dim);
-            for (u32 i = threadIdx.x; i < 1 + head_dim; i += WARPS * 32) {
-                partials[record + 1 + i] = joined.total(factors, h, i);
-            }
-            if (threadIdx.x == 0) {
-                partials[record] = factors.max;
-            }
-        }
-        // The next heads' sums go to the same place.
-        __syncthreads();
+    __device__ __forceinline__ void put(u32 head, u32 dim, float value,
+                                        const SegmentTotal& total) const {
+        put_record(partials + (u64(head) * n_segments + segment) * (2 + head_dim), dim, value, total);
     }
-}
+};
 
 #define ATTENTION(NAME, CHUNK_TYPE)                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 3) NAME(                             \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS * 32, 2) NAME(                   \
         Global<const float> q, Global<const u8> kv, Global<const u32> sequences,                  \
         Global<const u32> block_table, Global<const u32> tokens, Global<float> partials,          \
         u32 n_tokens, u32 n_head, u32 n_kv_head, u32 head_dim, u32 block_size, u32 n_blocks,      \
@@ -76,7 +48,12 @@ __device__ __forceinline__ void attention(Global<const float> q, Global<const u8
                                    window};                                                       \
         const Global<const u32> params = tokens + blockIdx.z * TOKEN_WORDS;                       \
         const Span span = segments.span(params[POSITION], params[RING_SLOT], blockIdx.y);         \
-        attention<CHUNK_TYPE>(q, kv, index, span, partials, n_head, n_segments, scale);           \
+        const u64 head = u64(blockIdx.z) * n_head;                                                \
+        const Records records = {partials + head * n_segments * (2 + head_dim), n_segments,       \
+                                 head_dim, blockIdx.y};                                           \
+        with_team<CHUNK_TYPE::ELEM_BYTES == 2>(                                                   \
+            head_dim, CachedAttention<CHUNK_TYPE, Records>{q + head * head_dim, kv, index, span,  \
+                                                           n_head, scale, records});              \
     }
 
 ATTENTION(attention_f32, F32Chunk)

@@ -2,30 +2,48 @@
 // softmax each, and how teams and warps are joined. Their files say what goes before and behind.
 //
 // A slot's key and value are read once for up to HEADS query heads. The lanes that share a slot, a
-// team, hold CHUNK elements of the head each; every team has a tile of slots in flight.
+// team, hold CHUNK elements of the head each; a team has a tile of slots in flight. The scores of
+// a tile are summed over the team so that they end up spread over its lanes, each of which takes
+// care of its own: one exponential a score.
 #pragma once
 
 #include "common.cuh"
 
 constexpr u32 HEADS = 4, CHUNK = 8, MAX_HEAD_DIM = 256, NO_SLOT = 0xffffffff;
+constexpr u32 ATTENTION_WARPS = 6;
 
-// Where a thread stands: the fewest lanes, a power of two, that hold a head form a team; others of
-// it may idle.
-struct Team {
-    u32 lanes, index, count;
-    u32 dim, n_dims;  // elements of the head that are this lane's
-    bool vectors;     // whether they can be read in one access
-
-    __device__ __forceinline__ Team(u32 head_dim) : lanes(1) {
-        while (lanes * CHUNK < head_dim) {
-            lanes *= 2;
-        }
-        index = threadIdx.x / lanes;
-        count = blockDim.x / lanes;
-        dim = lane_id() % lanes * CHUNK;
-        n_dims = dim < head_dim ? min(head_dim - dim, CHUNK) : 0;
-        vectors = head_dim % CHUNK == 0;
+// Calls run.template with<LANES, VECTORS>() for the fewest lanes that hold a head; VECTORS if a
+// chunk can be read in one access. What is not for speed, f32 and odd heads, has 32 lanes always:
+// every number of them is a kernel of its own to compile.
+template <bool FAST, class Run>
+__device__ __forceinline__ void with_team(u32 head_dim, const Run& run) {
+    if (head_dim % CHUNK != 0) {
+        run.template with<32, false>();
+        return;
     }
+    if constexpr (FAST) {
+        if (head_dim <= 8 * CHUNK) {
+            run.template with<8, true>();
+            return;
+        }
+        if (head_dim <= 16 * CHUNK) {
+            run.template with<16, true>();
+            return;
+        }
+    }
+    run.template with<32, true>();
+}
+
+// Where a thread stands in teams of LANES; lanes behind the head's end idle.
+struct Place {
+    u32 team, n_teams;
+    u32 dim, n_dims;  // elements of the head that are this lane's
+
+    __device__ __forceinline__ Place(u32 lanes, u32 head_dim)
+        : team(threadIdx.x / lanes),
+          n_teams(blockDim.x / lanes),
+          dim(lane_id() % lanes * CHUNK),
+          n_dims(dim < head_dim ? min(head_dim - dim, CHUNK) : 0) {}
 };
 
 // Reads what the kernels of the step before this one do not write, if it may be before they are
@@ -41,20 +59,26 @@ __device__ __forceinline__ V fetch(Global<const u8> from) {
 
 // CHUNK elements of a cached row, as they lie in memory.
 struct F16Chunk {
-    static constexpr u32 TILE = 4, ELEM_BYTES = 2;
+    static constexpr u32 TILE = 2, ELEM_BYTES = 2;
     u32 pairs[4] = {};
 
-    template <bool EARLY>
-    __device__ __forceinline__ void load(Global<const u8> from, const Team& team) {
-        if (team.vectors) {
+    template <bool EARLY, bool VECTORS>
+    __device__ __forceinline__ void load(Global<const u8> from, const Place& place) {
+        if constexpr (VECTORS) {
             const uint4 quad = fetch<EARLY, uint4>(from);
             pairs[0] = quad.x, pairs[1] = quad.y, pairs[2] = quad.z, pairs[3] = quad.w;
-            return;
-        }
-        for (u32 i = 0; i < CHUNK; i++) {
-            if (i < team.n_dims) {
-                pairs[i / 2] |= u32(fetch<EARLY, u16>(from + i * 2)) << (i % 2 * 16);
+        } else {
+            for (u32 i = 0; i < CHUNK; i++) {
+                if (i < place.n_dims) {
+                    pairs[i / 2] |= u32(fetch<EARLY, u16>(from + i * 2)) << (i % 2 * 16);
+                }
             }
+        }
+    }
+    // Of values that halves hold exactly.
+    __device__ __forceinline__ void set(const float in[CHUNK]) {
+        for (u32 i = 0; i < CHUNK; i += 2) {
+            pairs[i / 2] = float_to_half(in[i]) | u32(float_to_half(in[i + 1])) << 16;
         }
     }
     __device__ __forceinline__ void widen(float out[CHUNK]) const {
@@ -68,62 +92,30 @@ struct F32Chunk {
     static constexpr u32 TILE = 2, ELEM_BYTES = 4;
     u32 bits[CHUNK] = {};
 
-    template <bool EARLY>
-    __device__ __forceinline__ void load(Global<const u8> from, const Team& team) {
-        for (u32 i = 0; i < CHUNK; i += 4) {
-            if (team.vectors) {
+    template <bool EARLY, bool VECTORS>
+    __device__ __forceinline__ void load(Global<const u8> from, const Place& place) {
+        if constexpr (VECTORS) {
+            for (u32 i = 0; i < CHUNK; i += 4) {
                 const uint4 quad = fetch<EARLY, uint4>(from + i * 4);
                 bits[i] = quad.x, bits[i + 1] = quad.y, bits[i + 2] = quad.z, bits[i + 3] = quad.w;
-                continue;
             }
-            for (u32 j = i; j < i + 4; j++) {
-                if (j < team.n_dims) {
-                    bits[j] = fetch<EARLY, u32>(from + j * 4);
+        } else {
+            for (u32 i = 0; i < CHUNK; i++) {
+                if (i < place.n_dims) {
+                    bits[i] = fetch<EARLY, u32>(from + i * 4);
                 }
             }
+        }
+    }
+    __device__ __forceinline__ void set(const float in[CHUNK]) {
+        for (u32 i = 0; i < CHUNK; i++) {
+            bits[i] = __float_as_uint(in[i]);
         }
     }
     __device__ __forceinline__ void widen(float out[CHUNK]) const {
         for (u32 i = 0; i < CHUNK; i++) {
             out[i] = __uint_as_float(bits[i]);
         }
-    }
-};
-
-// Softmax-weighted sum so far: what a team of lanes knows of one query head, CHUNK values a lane.
-struct Running {
-    float max, sum, values[CHUNK];
-
-    // Brings everything to a new, not smaller maximum.
-    __device__ __forceinline__ void rescale(float new_max) {
-        // Nothing summed yet: -infinity - -infinity would be NaN.
-        const float factor = max == -infinity() ? 0.0f : expf(max - new_max);
-        max = new_max;
-        sum *= factor;
-        for (u32 i = 0; i < CHUNK; i++) {
-            values[i] *= factor;
-        }
-    }
-
-    __device__ __forceinline__ void join(const Running& other) {
-        const float new_max = fmaxf(max, other.max);
-        Running scaled = other;
-        scaled.rescale(new_max);
-        rescale(new_max);
-        sum += scaled.sum;
-        for (u32 i = 0; i < CHUNK; i++) {
-            values[i] += scaled.values[i];
-        }
-    }
-
-    __device__ __forceinline__ Running of_lane_xor(u32 offset) const {
-        Running other;
-        other.max = __shfl_xor_sync(ALL_LANES, max, offset);
-        other.sum = __shfl_xor_sync(ALL_LANES, sum, offset);
-        for (u32 i = 0; i < CHUNK; i++) {
-            other.values[i] = __shfl_xor_sync(ALL_LANES, values[i], offset);
-        }
-        return other;
     }
 };
 
@@ -153,117 +145,286 @@ struct Segments {
     }
 };
 
-// Keys and values of one slot of every `count` of TILE * count that start at `first`.
-template <class Chunk>
-struct CachedTile {
-    static constexpr u32 TILE = Chunk::TILE;
-    Chunk keys[TILE], values[TILE];
-    bool attends[TILE];
+// One key head's part of a layer of the paged cache, see CacheIndex. Places in it are counted in
+// units, so that 32 bits hold them.
+struct HeadCache {
+    Global<const u8> kv;
+    Global<const u32> block_table;
+    u32 block_size, reciprocal;          // the latter 2^32 / block_size, rounded up
+    u32 row, to_values, block, unit_bytes;  // units of a slot's key, from keys to values, of a block
 
-    // EARLY: while kernels before this one may run.
-    template <bool EARLY>
-    __device__ __forceinline__ void load(Global<const u8> kv, const CacheIndex& index,
-                                         const Span& span, const Team& team, u32 kv_head, u32 first,
-                                         u32 except) {
-#pragma unroll
-        for (u32 t = 0; t < TILE; t++) {
-            const u32 slot = first + t * team.count + team.index;
-            attends[t] = span.attends(slot) && slot != except;
-            keys[t] = values[t] = Chunk();
-            if (attends[t] && team.n_dims > 0) {
-                keys[t].template load<EARLY>(
-                    kv + (index.key(slot, kv_head) + team.dim) * Chunk::ELEM_BYTES, team);
-                values[t].template load<EARLY>(
-                    kv + (index.value(slot, kv_head) + team.dim) * Chunk::ELEM_BYTES, team);
-            }
-        }
+    __device__ __forceinline__ HeadCache(Global<const u8> kv, const CacheIndex& index, u32 head,
+                                         u32 elem_bytes, u32 unit_bytes)
+        : kv(kv), block_table(index.block_table), block_size(index.block_size),
+          unit_bytes(unit_bytes) {
+        reciprocal = 0xffffffff / block_size + 1;
+        row = index.head_dim * elem_bytes / unit_bytes;
+        to_values = index.n_kv_head * block_size * row;
+        block = 2 * to_values;
+        this->kv = kv + u64(head) * block_size * row * unit_bytes;
     }
-    __device__ __forceinline__ void key(u32 t, float out[CHUNK]) const {
-        keys[t].widen(out);
+    __device__ __forceinline__ u32 key(u32 slot) const {
+        // Exact while slot * block_size is below 2^32.
+        const u32 logical = block_size == 1 ? slot : __umulhi(slot, reciprocal);
+        const u32 physical = load_constant<u32>(block_table + logical);
+        return physical * block + (slot - logical * block_size) * row;
     }
-    __device__ __forceinline__ void value(u32 t, float out[CHUNK]) const {
-        values[t].widen(out);
+    __device__ __forceinline__ Global<const u8> at(u32 place) const {
+        return kv + u64(place) * unit_bytes;
     }
 };
 
-// Up to HEADS query heads and what a team knows of each.
+// Keys and values of one slot of every n_teams of TILE * n_teams.
+template <class Chunk, bool VECTORS>
+struct CachedTile {
+    static constexpr u32 TILE = VECTORS ? Chunk::TILE : 1;
+    // What is read at a time.
+    static constexpr u32 UNIT_BYTES = VECTORS ? 16 : Chunk::ELEM_BYTES;
+    Chunk keys[TILE], values[TILE];
+    u32 at[TILE];
+    u32 attends;  // bit t: slot t is attended to
+    u32 cached;   // bit t: and is read from the cache
+
+    // Of the tile that starts at `first`; slot `except` is not read.
+    __device__ __forceinline__ void find(const HeadCache& cache, const Span& span,
+                                         const Place& place, u32 first, u32 except) {
+        attends = cached = 0;
+#pragma unroll
+        for (u32 t = 0; t < TILE; t++) {
+            const u32 slot = first + t * place.n_teams + place.team;
+            const bool is = span.attends(slot);
+            attends |= u32(is) << t;
+            if (is && slot != except && place.n_dims > 0) {
+                cached |= 1 << t;
+                at[t] = cache.key(slot) + place.dim * Chunk::ELEM_BYTES / UNIT_BYTES;
+            }
+        }
+    }
+    // Puts a key and a value in the place of slot `at` of the whole tile.
+    __device__ __forceinline__ void set(u32 at, const Place& place, Global<const float> key,
+                                        Global<const float> value) {
+#pragma unroll
+        for (u32 t = 0; t < TILE; t++) {
+            if (at == t * place.n_teams + place.team) {
+                float of_key[CHUNK] = {}, of_value[CHUNK] = {};
+                for (u32 i = 0; i < CHUNK; i++) {
+                    if (i < place.n_dims) {
+                        of_key[i] = key[place.dim + i];
+                        of_value[i] = value[place.dim + i];
+                    }
+                }
+                keys[t].set(of_key);
+                values[t].set(of_value);
+            }
+        }
+    }
+    // EARLY: while kernels before this one may run.
+    template <bool EARLY>
+    __device__ __forceinline__ void load_keys(const HeadCache& cache, const Place& place) {
+#pragma unroll
+        for (u32 t = 0; t < TILE; t++) {
+            keys[t] = Chunk();
+            if (cached >> t & 1) {
+                keys[t].template load<EARLY, VECTORS>(cache.at(at[t]), place);
+            }
+        }
+    }
+    template <bool EARLY>
+    __device__ __forceinline__ void load_values(const HeadCache& cache, const Place& place) {
+#pragma unroll
+        for (u32 t = 0; t < TILE; t++) {
+            values[t] = Chunk();
+            if (cached >> t & 1) {
+                values[t].template load<EARLY, VECTORS>(cache.at(at[t] + cache.to_values), place);
+            }
+        }
+    }
+};
+
+// Sums of each of N values over a team. A lane gets PER of them: those from lane / STEP * PER on.
+template <u32 LANES, u32 N>
+struct Spread {
+    static constexpr u32 OWNERS = N < LANES ? N : LANES, PER = N / OWNERS, STEP = LANES / OWNERS;
+
+    __device__ __forceinline__ static u32 first() {
+        return lane_id() % LANES / STEP * PER;
+    }
+    // The lane that value `index` is at, as number PER.
+    __device__ __forceinline__ static u32 owner(u32 index) {
+        return (lane_id() & ~(LANES - 1)) + index / PER * STEP;
+    }
+    __device__ __forceinline__ static void sum(float (&values)[N]) {
+        u32 n = N;
+#pragma unroll
+        for (u32 offset = LANES / 2; offset > 0; offset /= 2) {
+            if (n == PER) {
+#pragma unroll
+                for (u32 i = 0; i < PER; i++) {
+                    values[i] += __shfl_xor_sync(ALL_LANES, values[i], offset);
+                }
+                continue;
+            }
+            n /= 2;
+            const bool upper = lane_id() & offset;
+#pragma unroll
+            for (u32 i = 0; i < N / 2; i++) {
+                if (i < n) {
+                    const float given = upper ? values[i] : values[i + n];
+                    const float kept = upper ? values[i + n] : values[i];
+                    values[i] = kept + __shfl_xor_sync(ALL_LANES, given, offset);
+                }
+            }
+        }
+    }
+};
+
+// Up to HEADS query heads and the softmax-weighted sums so far of a team, CHUNK values a lane.
+// Maximum and sum of weights are spread like the scores: a lane knows those of its scores' heads,
+// the sum only of its own slots.
+template <u32 LANES, u32 TILE>
 struct Heads {
+    using Scores = Spread<LANES, TILE * HEADS>;  // score t * HEADS + h: of slot t and head h
+    static constexpr u32 PER = Scores::PER;
     u32 count;
     float queries[HEADS][CHUNK];
-    Running running[HEADS];
+    float max[PER], sum[PER];
+    float values[HEADS][CHUNK];
 
-    __device__ __forceinline__ Heads(Global<const float> q, u32 count, const Team& team,
+    __device__ __forceinline__ Heads(Global<const float> q, u32 count, const Place& place,
                                      u32 head_stride)
         : count(count) {
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
-            running[h] = {-infinity(), 0.0f, {}};
 #pragma unroll
             for (u32 i = 0; i < CHUNK; i++) {
-                const bool used = h < count && i < team.n_dims;
-                queries[h][i] = used ? float(q[h * head_stride + team.dim + i]) : 0.0f;
+                const bool used = h < count && i < place.n_dims;
+                queries[h][i] = used ? float(q[h * head_stride + place.dim + i]) : 0.0f;
+                values[h][i] = 0.0f;
             }
+        }
+#pragma unroll
+        for (u32 i = 0; i < PER; i++) {
+            max[i] = -infinity();
+            sum[i] = 0.0f;
         }
     }
 
-    // Attends to the slots of a tile, anything that has
-    //
-    //   TILE, attends[TILE], key(t, elements), value(t, elements)
-    //
-    // All teams call it: they shuffle.
-    template <class Tile>
-    __device__ __forceinline__ void attend(const Tile& tile, const Team& team, float scale) {
-        constexpr u32 TILE = Tile::TILE;
-        float weights[HEADS][TILE];
+    // Value `index` of a spread array, in all lanes.
+    __device__ __forceinline__ static float of(const float (&spread)[PER], u32 index) {
+        return __shfl_sync(ALL_LANES, spread[index % PER], Scores::owner(index));
+    }
+
+    // Attends to the slots of a tile and refills it in between; all teams call it.
+    template <class Tile, class Keys, class Values>
+    __device__ __forceinline__ void attend(Tile& tile, float scale, const Keys& next_keys,
+                                           const Values& next_values) {
+        float scores[TILE * HEADS];
 #pragma unroll
         for (u32 t = 0; t < TILE; t++) {
             float key[CHUNK];
-            tile.key(t, key);
+            tile.keys[t].widen(key);
 #pragma unroll
             for (u32 h = 0; h < HEADS; h++) {
-                if (h >= count) {
-                    break;
-                }
                 float dot = 0.0f;
+                if (h < count) {
 #pragma unroll
-                for (u32 i = 0; i < CHUNK; i++) {
-                    dot += queries[h][i] * key[i];
+                    for (u32 i = 0; i < CHUNK; i++) {
+                        dot += queries[h][i] * key[i];
+                    }
                 }
-                for (u32 offset = team.lanes / 2; offset > 0; offset /= 2) {
-                    dot += __shfl_xor_sync(ALL_LANES, dot, offset);
-                }
-                weights[h][t] = tile.attends[t] ? dot * scale : -infinity();
+                scores[t * HEADS + h] = dot;
             }
         }
+        // All of a lane's scores are of one slot.
+        const bool attends = tile.attends >> (Scores::first() / HEADS) & 1;
+        next_keys();
+        Scores::sum(scores);
+        float weights[PER];
+        bool rises = false;
 #pragma unroll
-        for (u32 h = 0; h < HEADS; h++) {
-            if (h >= count) {
-                break;
-            }
-            float best = running[h].max;
+        for (u32 i = 0; i < PER; i++) {
+            weights[i] = attends ? scores[i] * scale : -infinity();
+            rises |= weights[i] > max[i];
+        }
+        if (__any_sync(ALL_LANES, rises)) {
+            raise(weights);
+        }
 #pragma unroll
-            for (u32 t = 0; t < TILE; t++) {
-                best = fmaxf(best, weights[h][t]);
-            }
-            running[h].rescale(best);
-#pragma unroll
-            for (u32 t = 0; t < TILE; t++) {
-                weights[h][t] = tile.attends[t] ? expf(weights[h][t] - best) : 0.0f;
-                running[h].sum += weights[h][t];
-            }
+        for (u32 i = 0; i < PER; i++) {
+            weights[i] = attends ? expf(weights[i] - max[i]) : 0.0f;
+            sum[i] += weights[i];
         }
 #pragma unroll
         for (u32 t = 0; t < TILE; t++) {
             float value[CHUNK];
-            tile.value(t, value);
+            tile.values[t].widen(value);
 #pragma unroll
             for (u32 h = 0; h < HEADS; h++) {
-                if (h >= count) {
-                    break;
+                const float weight = of(weights, t * HEADS + h);
+                if (h < count) {
+#pragma unroll
+                    for (u32 i = 0; i < CHUNK; i++) {
+                        values[h][i] += weight * value[i];
+                    }
                 }
+            }
+        }
+        next_values();
+    }
+
+    // Brings everything to the maxima with new scores.
+    __device__ __forceinline__ void raise(const float (&scores)[PER]) {
+        float factors[PER];
+#pragma unroll
+        for (u32 i = 0; i < PER; i++) {
+            float best = scores[i];
+            for (u32 offset = LANES / 2; offset >= LANES / TILE; offset /= 2) {
+                best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, offset));
+            }
+            rescale(i, fmaxf(max[i], best), factors);
+        }
+        scale_values(factors);
+    }
+    // To a maximum that is not smaller. Nothing summed yet: -infinity - -infinity would be NaN.
+    __device__ __forceinline__ void rescale(u32 i, float new_max, float (&factors)[PER]) {
+        factors[i] = max[i] == -infinity() ? 0.0f : expf(max[i] - new_max);
+        sum[i] *= factors[i];
+        max[i] = new_max;
+    }
+    __device__ __forceinline__ void scale_values(const float (&factors)[PER]) {
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++) {
+            const float factor = of(factors, h);
+#pragma unroll
+            for (u32 i = 0; i < CHUNK; i++) {
+                values[h][i] *= factor;
+            }
+        }
+    }
+
+    // Joins the teams of a warp, in every team.
+    __device__ __forceinline__ void join_teams() {
+        float factors[PER];
+#pragma unroll
+        for (u32 i = 0; i < PER; i++) {
+            float best = max[i];
+            for (u32 offset = 16; offset >= LANES; offset /= 2) {
+                best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, offset));
+            }
+            rescale(i, best, factors);
+            for (u32 offset = 16; offset >= LANES / TILE; offset /= 2) {
+                sum[i] += __shfl_xor_sync(ALL_LANES, sum[i], offset);
+            }
+        }
+        scale_values(factors);
+#pragma unroll
+        for (u32 h = 0; h < HEADS; h++) {
+            if (h < count) {
 #pragma unroll
                 for (u32 i = 0; i < CHUNK; i++) {
-                    running[h].values[i] += weights[h][t] * value[i];
+                    for (u32 offset = 16; offset >= LANES; offset /= 2) {
+                        values[h][i] += __shfl_xor_sync(ALL_LANES, values[h][i], offset);
+                    }
                 }
             }
         }
@@ -271,59 +432,67 @@ struct Heads {
 };
 
 // What each warp knows, joined: [warp][head][max, sum, values].
-template <u32 WARPS>
+template <u32 LANES>
 struct Joined {
-    static constexpr u32 RECORD = 2 + MAX_HEAD_DIM;
+    static constexpr u32 RECORD = 2 + LANES * CHUNK;
+    static constexpr u32 FLOATS = ATTENTION_WARPS * HEADS * RECORD;
     Global<float> records;
 
-    // Joins the teams of a warp. A barrier has to follow.
-    __device__ __forceinline__ void put(Heads& heads, const Team& team) const {
+    __device__ __forceinline__ Global<float> record(u32 warp, u32 h) const {
+        return records + (warp * HEADS + h) * RECORD;
+    }
+
+    // A barrier has to follow.
+    template <u32 TILE>
+    __device__ __forceinline__ void put(Heads<LANES, TILE>& heads, const Place& place) const {
+        heads.join_teams();
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
-            if (h >= heads.count) {
-                break;
-            }
-            Running& running = heads.running[h];
-            for (u32 offset = team.lanes; offset < 32; offset *= 2) {
-                running.join(running.of_lane_xor(offset));
-            }
-            const Global<float> record = records + (warp_id() * HEADS + h) * RECORD;
+            const float max = heads.of(heads.max, h), sum = heads.of(heads.sum, h);
+            const Global<float> to = record(warp_id(), h);
             if (lane_id() == 0) {
-                record[0] = running.max;
-                record[1] = running.sum;
+                to[0] = max;
+                to[1] = sum;
             }
-            if (lane_id() < team.lanes) {
+            if (lane_id() < LANES && h < heads.count) {
 #pragma unroll
                 for (u32 i = 0; i < CHUNK; i++) {
-                    if (i < team.n_dims) {
-                        record[2 + team.dim + i] = running.values[i];
+                    if (i < place.n_dims) {
+                        to[2 + place.dim + i] = heads.values[h][i];
                     }
                 }
             }
         }
     }
 
-    // The factors that bring the warps' records of a head to their common maximum.
-    struct Factors {
-        float max, of_warp[WARPS];
-    };
-    __device__ __forceinline__ Factors factors(u32 h) const {
-        Factors factors = {-infinity(), {}};
-        for (u32 w = 0; w < WARPS; w++) {
-            factors.max = fmaxf(factors.max, records[(w * HEADS + h) * RECORD]);
+    // Behind put and a barrier, a warp's work: brings the warps' records of a head to their common
+    // maximum. Their maxima become factors; the maximum and the sum of all come to `total`. A
+    // barrier has to follow.
+    __device__ __forceinline__ void weigh(u32 h, Global<float> total) const {
+        const bool has = lane_id() < ATTENTION_WARPS;
+        const Global<float> mine = record(has ? lane_id() : 0, h);
+        const float max = has ? float(mine[0]) : -infinity();
+        float best = max;
+        for (u32 offset = 16; offset > 0; offset /= 2) {
+            best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, offset));
         }
-        for (u32 w = 0; w < WARPS; w++) {
-            const float max = records[(w * HEADS + h) * RECORD];
-            factors.of_warp[w] = max == -infinity() ? 0.0f : expf(max - factors.max);
+        const float factor = max == -infinity() ? 0.0f : expf(max - best);
+        const float sum = warp_sum(has ? factor * mine[1] : 0.0f);
+        if (has) {
+            mine[0] = factor;
         }
-        return factors;
+        if (lane_id() == 0) {
+            total[0] = best;
+            total[1] = sum;
+        }
     }
-    // Element `i` of the joined record behind its maximum: the sum, then the values.
-    __device__ __forceinline__ float total(const Factors& factors, u32 h, u32 i) const {
-        float total = 0.0f;
-        for (u32 w = 0; w < WARPS; w++) {
-            total += factors.of_warp[w] * records[(w * HEADS + h) * RECORD + 1 + i];
+    // Value `dim` of all warps, behind weigh.
+    __device__ __forceinline__ float value(u32 h, u32 dim) const {
+        float value = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < ATTENTION_WARPS; w++) {
+            value += record(w, h)[0] * record(w, h)[2 + dim];
         }
-        return total;
+        return value;
     }
 };

@@ -77,11 +77,11 @@ struct ChunkAttention {
                 const u64 key = there ? index.key(slot, kv_head) + at * 8 : 0;
                 const u64 to_value =
                     there ? u64(index.n_kv_head) * index.block_size * index.head_dim : 0;
-                copy_16_if(there, stage(number, 0).eight(line, at), kv + key);
-                copy_16_if(there, stage(number, 1).eight(line, at), kv + (key + to_value));
+                copy_async(stage(number, 0).eight(line, at), kv + key, there ? 16 : 0);
+                copy_async(stage(number, 1).eight(line, at), kv + (key + to_value), there ? 16 : 0);
             }
         }
-        end_copies();
+        close_copies();
     }
 
     // Attends to KEYS slots. positions: of rows i and 8 + i. All slots are seen unless `masked`.
@@ -215,7 +215,7 @@ __device__ __forceinline__ void attention_chunk(Global<const float> q, Global<co
 #pragma unroll 1
     for (u32 first = begins; first < work.end; first += KEYS) {
         work.copy(number + 1, first + KEYS);
-        wait_for_copies<1>();
+        wait_for_copies(1);
         __syncthreads();
         const bool masked = window != 0 || first + KEYS > lowest;
         work.attend(number, first, positions, window, masked, scale * LOG2_E);

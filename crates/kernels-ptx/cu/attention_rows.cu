@@ -14,13 +14,35 @@
 // arrivals      [n_tokens][n_kv_head], 0 before and after
 // out           f16 [n_tokens][n_head * head_dim], in row order (0) or fragment order (1)
 //
-// Geometry: grid (n_kv_head, n_segments, n_tokens), block 128.
+// Geometry: grid (n_kv_head, n_segments, n_tokens), block 192; dynamic shared memory as for attention.
 // Alignment: of the elements; kv 16 bytes where head_dim is a multiple of 8.
-#include "attention.cuh"
+#include "attention_cached.cuh"
 #include "tables.cuh"
 #include "tensor.cuh"
 
-constexpr u32 WARPS = 4;
+// The result of a row with one segment, or a record of what it is made of.
+struct RowOutput {
+    Global<float> records;  // of the row
+    Global<u16> out;
+    HalfRows rows;
+    u32 row, n_segments, n_used, segment, head_dim;
+
+    __device__ __forceinline__ void put(u32 head, u32 dim, float value,
+                                        const SegmentTotal& total) const {
+        if (n_used == 1) {
+            put_result(head, dim, value / total.sum);
+        } else {
+            put_record(of_head(head) + segment * (2 + head_dim), dim, value, total);
+        }
+    }
+    __device__ __forceinline__ void put_result(u32 head, u32 dim, float value) const {
+        out[rows.at(row, head * head_dim + dim)] = float_to_finite_half(value);
+    }
+    // [segment][max, sum, values]
+    __device__ __forceinline__ Global<float> of_head(u32 head) const {
+        return records + u64(head) * n_segments * (2 + head_dim);
+    }
+};
 
 // Joins the segments of a head, whose records begin at `partials`; a warp's work. put(i, value) gets
 // each element of the head.
@@ -60,7 +82,7 @@ __device__ __forceinline__ void join_segments(Global<const float> partials, u32 
 }
 
 // One block an SM at least: left to itself the compiler takes fewer registers and spills for sm_80.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS * 32, 1)
     attention_rows(Global<const float> q, Global<const u8> kv, Global<const u32> sequences,
                    Global<const u32> block_table, Global<const u32> tokens, Global<float> partials,
                    Global<u32> arrivals, Global<u16> out, u32 n_tokens, u32 n_head, u32 n_kv_head,
@@ -84,53 +106,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         return;
     }
     const HalfRows rows = {n_tokens, n_head * head_dim, order != 0};
-    const Team team(head_dim);
-    SHARED(float, records, WARPS * HEADS * Joined<WARPS>::RECORD);
-    const Joined<WARPS> joined = {records};
-    const u32 first_query = kv_head * heads_per_kv;
-
-    for (u32 first_head = 0; first_head < heads_per_kv; first_head += HEADS) {
-        const u32 query = first_query + first_head;
-        Heads heads(q + (u64(token) * n_head + query) * head_dim,
-                    min(heads_per_kv - first_head, HEADS), team, head_dim);
-        // Whole blocks of threads go round: teams shuffle.
-        for (u32 first = span.first; first < span.end; first += team.count * F16Chunk::TILE) {
-            CachedTile<F16Chunk> tile;
-            tile.template load<false>(kv, index, span, team, kv_head, first, NO_SLOT);
-            heads.attend(tile, team, scale);
-        }
-        joined.put(heads, team);
-        __syncthreads();
-        for (u32 h = 0; h < heads.count; h++) {
-            const auto factors = joined.factors(h);
-            const u64 head = u64(token) * n_head + query + h;
-            const Global<float> record = partials + (head * n_segments + segment) * (2 + head_dim);
-            for (u32 i = threadIdx.x; i < head_dim; i += WARPS * 32) {
-                const float value = joined.total(factors, h, 1 + i);
-                if (span.n_used == 1) {
-                    out[rows.at(token, (query + h) * head_dim + i)] =
-                        float_to_finite_half(value / joined.total(factors, h, 0));
-                } else {
-                    record[2 + i] = value;
-                }
-            }
-            if (threadIdx.x == 0 && span.n_used > 1) {
-                record[0] = factors.max;
-                record[1] = joined.total(factors, h, 0);
-            }
-        }
-        // The next heads' sums go to the same place.
-        __syncthreads();
-    }
+    const u64 head = u64(token) * n_head;
+    const RowOutput output = {partials + head * n_segments * (2 + head_dim),
+                              out,
+                              rows,
+                              token,
+                              n_segments,
+                              span.n_used,
+                              segment,
+                              head_dim};
+    with_team<true>(head_dim, CachedAttention<F16Chunk, RowOutput>{q + head * head_dim, kv, index,
+                                                                   span, n_head, scale, output});
 
     if (span.n_used > 1 && last_to_arrive(arrivals + (token * n_kv_head + kv_head), span.n_used)) {
-        for (u32 h = warp_id(); h < heads_per_kv; h += WARPS) {
-            const u64 head = u64(token) * n_head + first_query + h;
-            join_segments(partials + head * n_segments * (2 + head_dim), span.n_used, head_dim,
-                          [&](u32 i, float value) {
-                              out[rows.at(token, (first_query + h) * head_dim + i)] =
-                                  float_to_finite_half(value);
-                          });
+        for (u32 h = warp_id(); h < heads_per_kv; h += ATTENTION_WARPS) {
+            const u32 head = kv_head * heads_per_kv + h;
+            join_segments(output.of_head(head), span.n_used, head_dim,
+                          [&](u32 dim, float value) { output.put_result(head, dim, value); });
         }
     }
 }

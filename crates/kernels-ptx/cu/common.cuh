@@ -9,6 +9,7 @@
 using u8 = unsigned char;
 using i8 = signed char;
 using u16 = unsigned short;
+using i16 = short;
 using u32 = unsigned int;
 using i32 = int;
 using u64 = unsigned long long;
@@ -35,6 +36,12 @@ __device__ __forceinline__ void store(T* to, V value) {
     *reinterpret_cast<V*>(to) = value;
 }
 
+// Shared memory that an array of bytes begins with.
+template <class V>
+__device__ __forceinline__ V* view_as(u8* bytes) {
+    return reinterpret_cast<V*>(bytes);
+}
+
 // As load, of memory that no kernel of the step writes: weights. Allowed before wait_for_inputs(),
 // and not moved behind it by the compiler. What is 8 bytes or more is taken to be read once.
 template <class V, class T>
@@ -50,7 +57,8 @@ __device__ __forceinline__ V load_constant(const T* from) {
         asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                      : "=r"(a), "=r"(b)
                      : "l"(from));
-        return {a, b};
+        const uint2 bits = {a, b};
+        return reinterpret_cast<const V&>(bits);
     } else if constexpr (sizeof(V) == 4) {
         u32 bits;
         asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bits) : "l"(from));
@@ -96,6 +104,41 @@ __device__ __forceinline__ void load_constant_if(bool condition, const u8* from,
         "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t@p ld.global.nc.u16 %0, [%1];\n\t}"
         : "+h"(value)
         : "l"(from), "r"(u32(condition)));
+}
+
+// Copies 16 bytes to shared memory, while the thread goes on; only the first `n_bytes` are read, the
+// others become 0. Both addresses are multiples of 16.
+template <class T>
+__device__ __forceinline__ void copy_async(T* to, const T* from, u32 n_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     u32(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(n_bytes)
+                 : "memory");
+}
+// The same of memory that no kernel of the step writes. Allowed before wait_for_inputs().
+template <class T>
+__device__ __forceinline__ void copy_constant_async(T* to, const T* from, u32 n_bytes) {
+    copy_async(to, from, n_bytes);
+}
+
+// Closes the batch of the thread's copies since the batch before.
+__device__ __forceinline__ void close_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for all of the thread's batches but the last `n_pending`, at most 7. A barrier shows them to
+// others.
+__device__ __forceinline__ void wait_for_copies(u32 n_pending) {
+    switch (n_pending) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
+    case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
+    }
 }
 
 // a / b, correctly rounded, for numbers whose quotient, reciprocal and remainder are normal: the

@@ -126,7 +126,7 @@ struct TiledProduct {
 #pragma unroll 1
             for (u32 step = 0; step < n_steps; step++) {
                 // The inputs of this step are there, and nobody reads those of the last one.
-                wait_for_copies<1>();
+                wait_for_copies(1);
                 __syncthreads();
                 copy_inputs(step + 2, n_steps);
                 if (step + 1 < n_steps) {
@@ -142,7 +142,7 @@ struct TiledProduct {
             unpacker.unpack_floats(matrix, 0, stages.weights(0));
 #pragma unroll 1
             for (u32 step = 0; step < n_steps; step++) {
-                wait_for_copies<1>();
+                wait_for_copies(1);
                 __syncthreads();
                 copy_inputs(step + 2, n_steps);
                 if (step + 1 < n_steps) {
@@ -162,11 +162,12 @@ struct TiledProduct {
                 const u32 piece = i * THREADS + threadIdx.x, line = piece / 8;
                 const u32 token = first_token + line;
                 const bool there = token < n_tokens;
-                copy_16_if(there, to.eight(line, piece % 8),
-                           x + ((there ? token : 0) * padded + step * STEP + piece % 8 * 8));
+                copy_async(to.eight(line, piece % 8),
+                           x + ((there ? token : 0) * padded + step * STEP + piece % 8 * 8),
+                           there ? 16 : 0);
             }
         }
-        end_copies();
+        close_copies();
     }
 
     __device__ __forceinline__ void multiply(u32 step) {

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(GEMV_WARPS * 32, 2)
     gemv_norm(Global<const u8> w0, Global<const u8> w1, Global<const u8> w2, Global<const float> x,
               Global<const float> norm, Global<const float> bias, Global<float> out, u32 type0,
               u32 type1, u32 type2, u32 n_out0, u32 n_out1, u32 n_out2, u32 blocks0, u32 blocks1,
-              u32 blocks2, u32 n_in, float eps) {
+              u32 blocks2, u32 n_in, u32 ring_bytes, float eps) {
     Global<const u8> base = w0;
     u32 type = type0, n_out = n_out0, n_blocks = blocks0, block = blockIdx.x, first = 0;
     if (blockIdx.x >= blocks0 + blocks1) {
@@ -31,5 +31,5 @@ extern "C" __global__ void __launch_bounds__(GEMV_WARPS * 32, 2)
     if (bias) {
         output.bias = bias + first;
     }
-    decode_gemv({base}, type, n_out, n_in, block, n_blocks, input, output);
+    decode_gemv({base}, type, n_out, n_in, ring_bytes, block, n_blocks, input, output);
 }

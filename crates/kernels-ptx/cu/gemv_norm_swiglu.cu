@@ -28,8 +28,8 @@ struct SwigluOutput {
 extern "C" __global__ void __launch_bounds__(GEMV_WARPS * 32, 2)
     gemv_norm_swiglu(Global<const u8> gate, Global<const u8> up, Global<const float> x,
                      Global<const float> norm, Global<float> out, u32 ggml_type, u32 n_out,
-                     u32 n_in, float eps) {
+                     u32 n_in, u32 ring_bytes, float eps) {
     NormInput input = {x, norm, eps};
     SwigluOutput output = {out};
-    decode_gemv({gate, up}, ggml_type, n_out, n_in, blockIdx.x, gridDim.x, input, output);
+    decode_gemv({gate, up}, ggml_type, n_out, n_in, ring_bytes, blockIdx.x, gridDim.x, input, output);
 }

@@ -26,8 +26,8 @@ struct ResidualOutput {
 
 extern "C" __global__ void __launch_bounds__(GEMV_WARPS * 32, 2)
     gemv_residual(Global<const u8> w, Global<const float> x, Global<const float> residual,
-                  Global<float> out, u32 ggml_type, u32 n_out, u32 n_in) {
+                  Global<float> out, u32 ggml_type, u32 n_out, u32 n_in, u32 ring_bytes) {
     PlainInput input = {x};
     ResidualOutput output = {residual, out};
-    decode_gemv({w}, ggml_type, n_out, n_in, blockIdx.x, gridDim.x, input, output);
+    decode_gemv({w}, ggml_type, n_out, n_in, ring_bytes, blockIdx.x, gridDim.x, input, output);
 }

@@ -38,11 +38,11 @@ struct LogitsOutput {
 extern "C" __global__ void __launch_bounds__(GEMV_WARPS * 32, 2)
     head(Global<const u8> w, Global<const float> x, Global<const float> norm, Global<float> logits,
          Global<u64> best, Global<u32> arrivals, Global<u32> token, Global<u32> tokens,
-         Global<u32> step_count, u32 ggml_type, u32 n_vocab, u32 n_in, u32 max_context_tokens,
-         float eps) {
+         Global<u32> step_count, u32 ggml_type, u32 n_vocab, u32 n_in, u32 ring_bytes,
+         u32 max_context_tokens, float eps) {
     NormInput input = {x, norm, eps};
     LogitsOutput output = {logits};
-    decode_gemv({w}, ggml_type, n_vocab, n_in, blockIdx.x, gridDim.x, input, output);
-    choose_best<GEMV_WARPS>(output.key, block_thread(), block_threads() / 32, best, arrivals,
+    decode_gemv({w}, ggml_type, n_vocab, n_in, ring_bytes, blockIdx.x, gridDim.x, input, output);
+    choose_best<GEMV_WARPS>(output.key, threadIdx.x, blockDim.x / 32, best, arrivals,
                             NextStep{token, tokens, step_count, max_context_tokens});
 }

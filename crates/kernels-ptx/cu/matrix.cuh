@@ -9,7 +9,7 @@
 //
 // and, if its weights are small integers with scales (GROUPED), groups of 32 weights:
 //
-//   Packed load(group)             the group's bytes; group counts through the matrix
+//   Packed load<From>(group)       the group's bytes; group counts from where the planes begin
 //   Group decode(packed, group)    the group's numbers
 //
 // or else
@@ -44,6 +44,20 @@ struct Planes {
         const Global<const u8> plane = base + offset_bytes;
         offset_bytes = (offset_bytes + n_blocks * block_bytes + 255) & ~u64(255);
         return plane;
+    }
+};
+
+// Where the planes that a type was placed in lie: in device memory, or copied to shared memory.
+struct InDevice {
+    template <class V>
+    __device__ __forceinline__ static V get(Global<const u8> from) {
+        return load_constant<V>(from);
+    }
+};
+struct InShared {
+    template <class V>
+    __device__ __forceinline__ static V get(Global<const u8> from) {
+        return ::load<V>(from);
     }
 };
 
@@ -82,10 +96,11 @@ __device__ __forceinline__ float high_half(u32 pair) {
 struct KScales {
     u32 words[3];
 
+    template <class From>
     __device__ __forceinline__ static KScales load(Global<const u8> plane, u64 super_block) {
         KScales scales;
         for (u32 i = 0; i < 3; i++) {
-            scales.words[i] = load_constant<u32>(plane + super_block * 12 + i * 4);
+            scales.words[i] = From::template get<u32>(plane + super_block * 12 + i * 4);
         }
         return scales;
     }
@@ -104,7 +119,8 @@ struct Q4_K {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
     Global<const u8> quants, scales, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(128);
         scales = planes.next(12);
         d = planes.next(4);
@@ -116,9 +132,10 @@ struct Q4_K {
         u32 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), KScales::load(scales, group / 8),
-                load_constant<u32>(d + group / 8 * 4)};
+        return {From::template get<uint4>(quants + group * 16), KScales::load<From>(scales, group / 8),
+                From::template get<u32>(d + group / 8 * 4)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64 group) {
@@ -139,7 +156,8 @@ struct Q5_K {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
     Global<const u8> quants, high, scales, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(128);
         high = planes.next(32);
         scales = planes.next(12);
@@ -153,9 +171,10 @@ struct Q5_K {
         u32 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), load_constant<u32>(high + group * 4),
-                KScales::load(scales, group / 8), load_constant<u32>(d + group / 8 * 4)};
+        return {From::template get<uint4>(quants + group * 16), From::template get<u32>(high + group * 4),
+                KScales::load<From>(scales, group / 8), From::template get<u32>(d + group / 8 * 4)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64 group) {
@@ -177,7 +196,8 @@ struct Q6_K {
     static constexpr bool GROUPED = true, TWO_SCALES = true, OFFSET = false;
     Global<const u8> low, high, scales, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         low = planes.next(128);
         high = planes.next(64);
         scales = planes.next(16);
@@ -190,9 +210,10 @@ struct Q6_K {
         u16 scales, d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(low + group * 16), load_constant<uint2>(high + group * 8),
-                load_constant<u16>(scales + group * 2), load_constant<u16>(d + group / 8 * 2)};
+        return {From::template get<uint4>(low + group * 16), From::template get<uint2>(high + group * 8),
+                From::template get<u16>(scales + group * 2), From::template get<u16>(d + group / 8 * 2)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -218,7 +239,8 @@ struct Q8_0 {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
     Global<const u8> quants, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(32);
         d = planes.next(2);
     }
@@ -228,9 +250,10 @@ struct Q8_0 {
         u16 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 32),
-                load_constant<uint4>(quants + group * 32 + 16), load_constant<u16>(d + group * 2)};
+        return {From::template get<uint4>(quants + group * 32),
+                From::template get<uint4>(quants + group * 32 + 16), From::template get<u16>(d + group * 2)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -248,7 +271,8 @@ struct Q4_0 {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
     Global<const u8> quants, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(16);
         d = planes.next(2);
     }
@@ -258,8 +282,9 @@ struct Q4_0 {
         u16 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), load_constant<u16>(d + group * 2)};
+        return {From::template get<uint4>(quants + group * 16), From::template get<u16>(d + group * 2)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -278,7 +303,8 @@ struct Q4_1 {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
     Global<const u8> quants, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(16);
         d = planes.next(4);
     }
@@ -288,8 +314,9 @@ struct Q4_1 {
         u32 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), load_constant<u32>(d + group * 4)};
+        return {From::template get<uint4>(quants + group * 16), From::template get<u32>(d + group * 4)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -305,7 +332,8 @@ struct Q5_0 {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
     Global<const u8> quants, high, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(16);
         high = planes.next(4);
         d = planes.next(2);
@@ -317,9 +345,10 @@ struct Q5_0 {
         u16 d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), load_constant<u32>(high + group * 4),
-                load_constant<u16>(d + group * 2)};
+        return {From::template get<uint4>(quants + group * 16), From::template get<u32>(high + group * 4),
+                From::template get<u16>(d + group * 2)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -339,7 +368,8 @@ struct Q5_1 {
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
     Global<const u8> quants, high, d;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         quants = planes.next(16);
         high = planes.next(4);
         d = planes.next(4);
@@ -350,9 +380,10 @@ struct Q5_1 {
         u32 high, d;
     };
 
+    template <class From = InDevice>
     __device__ __forceinline__ Packed load(u64 group) const {
-        return {load_constant<uint4>(quants + group * 16), load_constant<u32>(high + group * 4),
-                load_constant<u32>(d + group * 4)};
+        return {From::template get<uint4>(quants + group * 16), From::template get<u32>(high + group * 4),
+                From::template get<u32>(d + group * 4)};
     }
 
     __device__ __forceinline__ static Group decode(const Packed& packed, u64) {
@@ -368,7 +399,8 @@ struct F32 {
     static constexpr bool GROUPED = false;
     Global<const u8> values;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         values = planes.next(4);
     }
 
@@ -382,7 +414,8 @@ struct F16 {
     static constexpr bool GROUPED = false;
     Global<const u8> values;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         values = planes.next(2);
     }
 
@@ -396,7 +429,8 @@ struct BF16 {
     static constexpr bool GROUPED = false;
     Global<const u8> values;
 
-    __device__ __forceinline__ void place(Planes planes) {
+    template <class Walk>
+    __device__ __forceinline__ void place(Walk planes) {
         values = planes.next(2);
     }
 

@@ -21,28 +21,47 @@ __device__ __forceinline__ Turn turn(u32 position, double inverse_frequency, flo
     return turn;
 }
 
+// Turns of a position's pairs, in shared memory: [n_pairs][cosine, sine].
+struct Turns {
+    Global<float> words;
+
+    __device__ __forceinline__ void set(u32 pair, const Turn& turn) const {
+        words[2 * pair] = turn.cosine;
+        words[2 * pair + 1] = turn.sine;
+    }
+    __device__ __forceinline__ Turn operator()(u32 pair) const {
+        return {words[2 * pair], words[2 * pair + 1]};
+    }
+};
+
 struct Rope {
     Global<const double> inverse_frequencies;
     u32 n_pairs, pairing;
     float norm_eps, magnitude;
 
-    // A warp's work: calls put(i, value) once for each of the head's elements. The norm's weights
-    // may be null.
-    template <class Put>
+    // May be called before the inputs are waited for.
+    __device__ __forceinline__ Turn turn_of(u32 position, u32 pair) const {
+        return turn(position, load_constant<double>(inverse_frequencies + pair), magnitude);
+    }
+
+    // A warp's work: calls put(i, value) once for each of the head's elements; turns(i) is pair i's
+    // turn. The norm's weights may be null.
+    template <class TurnOfPair, class Put>
     __device__ __forceinline__ void turn_head(Global<const float> x, Global<const float> norm,
-                                              u32 head_dim, u32 position, const Put& put) const {
-        turn_pairs(x, norm, head_dim, position, n_pairs, put);
+                                              u32 head_dim, const TurnOfPair& turns,
+                                              const Put& put) const {
+        turn_pairs(x, norm, head_dim, n_pairs, turns, put);
     }
     // The same without turning.
     template <class Put>
     __device__ __forceinline__ void copy_head(Global<const float> x, u32 head_dim,
                                               const Put& put) const {
-        turn_pairs(x, nullptr, head_dim, 0, 0, put);
+        turn_pairs(x, nullptr, head_dim, 0, [](u32) { return Turn(); }, put);
     }
 
-    template <class Put>
+    template <class TurnOfPair, class Put>
     __device__ __forceinline__ void turn_pairs(Global<const float> x, Global<const float> norm,
-                                               u32 head_dim, u32 position, u32 n_turned,
+                                               u32 head_dim, u32 n_turned, const TurnOfPair& turns,
                                                const Put& put) const {
         float inverse = 1.0f;
         if (norm) {
@@ -60,7 +79,7 @@ struct Rope {
                 a = a * inverse * norm[first];
                 b = b * inverse * norm[second];
             }
-            const Turn by = turn(position, inverse_frequencies[i], magnitude);
+            const Turn by = turns(i);
             put(first, a * by.cosine - b * by.sine);
             put(second, a * by.sine + b * by.cosine);
         }

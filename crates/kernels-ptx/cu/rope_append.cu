@@ -33,9 +33,11 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
     }
     const Global<const float> x = qkv + (u64(token) * n_heads + head) * head_dim;
     const Global<const u32> params = tokens + token * TOKEN_WORDS;
+    const u32 position = params[POSITION];
+    auto turns = [&](u32 pair) { return rope.turn_of(position, pair); };
     if (head < n_head) {
         const Global<float> to = q + (u64(token) * n_head + head) * head_dim;
-        rope.turn_head(x, q_norm, head_dim, params[POSITION],
+        rope.turn_head(x, q_norm, head_dim, turns,
                        [&](u32 i, float value) { to[i] = value; });
         return;
     }
@@ -47,7 +49,7 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
     if (is_v) {
         rope.copy_head(x, head_dim, append);
     } else {
-        rope.turn_head(x, k_norm, head_dim, params[POSITION], append);
+        rope.turn_head(x, k_norm, head_dim, turns, append);
     }
 }
 

@@ -1,5 +1,5 @@
-// Tensor cores: arithmetic on pairs of f16, matrix instructions, copies into shared memory that go
-// on by themselves, and the f16 activations that matrix products read.
+// Tensor cores: arithmetic on pairs of f16, matrix instructions, and the f16 activations that matrix
+// products read.
 #pragma once
 
 #include "matrix.cuh"
@@ -58,23 +58,6 @@ __device__ __forceinline__ void load_matrices_transposed(u32 out[4], const u16* 
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(at)
                  : "memory");
-}
-
-// Copies 16 bytes to shared memory, or zeros if the condition does not hold, some time before the
-// wait for its group of copies.
-__device__ __forceinline__ void copy_16_if(bool condition, u16* to, const u16* from) {
-    const u32 at = u32(__cvta_generic_to_shared(to)), bytes = condition ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                 : "memory");
-}
-// Ends a group of copies of this thread.
-__device__ __forceinline__ void end_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits until all but the last COUNT groups of this thread are there. A barrier shows them to others.
-template <u32 COUNT>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
 #endif  // KERNEL_SHIM

@@ -8,6 +8,7 @@
 // - an access to what another kernel may write before wait_for_inputs();
 // - a race: two threads of a block touch a byte without a barrier between (inside a warp: without
 //   __syncwarp), or two blocks of the grid do, one of them writing and not both atomically;
+// - copies to shared memory that are not waited for: the bytes come with the wait;
 // - a barrier that some threads miss, or that they reach at different lines; a warp operation
 //   whose lanes are missing, at another operation, or at another line; a deadlock;
 // - more steps than a kernel needs.
@@ -134,6 +135,44 @@ void arrive() {
 
 void inputs_waited_for() {
     launch->running().waited = true;
+}
+
+// ---- copies to shared memory ----
+
+// The bytes come when they are waited for. Until then there is something else.
+void begin_copy(unsigned char* to, const Allocation* to_owner, const unsigned char* from,
+                const Allocation* from_owner, unsigned n_bytes, Access from_access) {
+    if (n_bytes > 16 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+        fail(text("copies %u bytes from an address that is %u beyond a multiple of 16", n_bytes,
+                  unsigned(reinterpret_cast<uintptr_t>(from) % 16)));
+    }
+    access(from_owner, from, n_bytes, 1, from_access);
+    access(to_owner, to, 16, 16, Access::Write);
+    memset(to, 0x7b, 16);
+    for (unsigned i = 0; i < 16; i++) {
+        to_owner->cells[to - to_owner->base + i].initialised = false;
+    }
+    Fibre& fibre = launch->running();
+    fibre.copies.push_back({to, to_owner, from, n_bytes, fibre.batch});
+}
+
+void close_copies() {
+    launch->running().batch++;
+}
+
+void finish_copies(unsigned n_pending) {
+    Fibre& fibre = launch->running();
+    std::vector<Copy> later;
+    for (const Copy& copy : fibre.copies) {
+        if (copy.batch + n_pending >= fibre.batch) {
+            later.push_back(copy);
+            continue;
+        }
+        access(copy.to_owner, copy.to, 16, 16, Access::Write);
+        memset(copy.to, 0, 16);
+        memcpy(copy.to, copy.from, copy.n_bytes);
+    }
+    fibre.copies = later;
 }
 
 // ---- barriers and warp operations ----
@@ -322,6 +361,8 @@ void Launch::run_block(dim3 block) {
         fibre.grid_dim = grid;
         fibre.linear = i;
         fibre.waited = false;
+        fibre.copies.clear();
+        fibre.batch = 0;
         fibre.state = State::Ready;
         fibre.context.start(stacks->get(i), fibre_main);
         ready.push_back(i);

@@ -15,6 +15,14 @@ namespace shim {
 
 enum class State { Ready, Barrier, Warp, Done };
 
+// 16 bytes on their way to shared memory, of which `n_bytes` come from `from`.
+struct Copy {
+    unsigned char* to;
+    const Allocation* to_owner;
+    const unsigned char* from;
+    unsigned n_bytes, batch;
+};
+
 struct Fibre : Thread {
     Context context;
     State state;
@@ -23,6 +31,8 @@ struct Fibre : Thread {
     const char* file;
     int line;
     uint64_t value;  // of the warp operation, then its result
+    std::vector<Copy> copies;
+    unsigned batch;  // that copies are put in
 };
 
 struct Warp {

@@ -49,6 +49,10 @@ void barrier(const char* file, int line);
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, unsigned operand, const char* file,
               int line);
 void inputs_waited_for();
+void begin_copy(unsigned char* to, const Allocation* to_owner, const unsigned char* from,
+                const Allocation* from_owner, unsigned n_bytes, Access access);
+void close_copies();
+void finish_copies(unsigned n_pending);
 
 template <class T>
 class Ref;
@@ -206,6 +210,25 @@ void store(Global<T> to, V value) {
     to.write(value, shim::Access::Write);
 }
 
+template <class V>
+Global<V> view_as(Global<unsigned char> bytes) {
+    return {bytes.address(), bytes.owner()};
+}
+
+// `From`: a Global of T or const T.
+template <class T, class From>
+void copy_async(Global<T> to, From from, unsigned n_bytes) {
+    shim::begin_copy(to.address(), to.owner(), from.address(), from.owner(), n_bytes,
+                     shim::Access::Read);
+}
+template <class T, class From>
+void copy_constant_async(Global<T> to, From from, unsigned n_bytes) {
+    shim::begin_copy(to.address(), to.owner(), from.address(), from.owner(), n_bytes,
+                     shim::Access::Constant);
+}
+inline void close_copies() { shim::close_copies(); }
+inline void wait_for_copies(unsigned n_pending) { shim::finish_copies(n_pending); }
+
 inline void wait_for_inputs() { shim::inputs_waited_for(); }
 inline void let_next_start() {}
 
@@ -323,6 +346,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     return result;
 }
 
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+
 inline unsigned __float_as_uint(float value) { return shim::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return shim::bit_cast<float>(bits); }
 inline int __float2int_rn(float value) { return int(lrintf(value)); }
@@ -426,15 +451,6 @@ inline void load_matrices_transposed(unsigned out[4], Global<unsigned short> row
         return load<unsigned short>(of(m * 8 + j) + i);
     });
 }
-
-// At once: what has not been waited for is not found.
-template <class From>
-void copy_16_if(bool condition, Global<unsigned short> to, From from) {
-    store(to, condition ? load<uint4>(from) : uint4{0, 0, 0, 0});
-}
-inline void end_copies() {}
-template <unsigned COUNT>
-void wait_for_copies() {}
 
 // ---- registration: SHIM_KERNEL(name) after the kernel's source ----
 

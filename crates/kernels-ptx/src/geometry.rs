@@ -1,5 +1,7 @@
 //! Launch geometry: a function of the problem and of what the device says about itself.
 
+use q4k_soa::{PackedLayout, Plane, Shape, WeightType};
+
 /// Extent of a grid or block.
 pub type Dim3 = [u32; 3];
 
@@ -69,64 +71,26 @@ impl Geometry {
         Self::grid([n_tokens, 1, 1]).threads(threads)
     }
 
-    /// Blocks that share the rows of matrices times one vector: as many as fit the device at once,
-    /// and where kernels overlap (programmatic launch) half of that, so that the next one's have
-    /// room.
-    pub(crate) fn decode_gemv_blocks(n_in: u32, n_out: u32, device: &DeviceProfile) -> u32 {
-        let per_sm = if device.compute_capability >= 90 { 1 } else { 2 };
-        Self::with_rows(n_in, n_out, per_sm * device.sm_count)
+    /// A block of attention: six warps, shared memory for what each knows of four query heads and
+    /// for `more_heads` rows of a head. Teams of lanes hold 64, 128 or 256 elements of a head; over
+    /// an f32 cache, or of a head that is no multiple of 8, always 256.
+    pub(crate) fn attention_block(
+        self,
+        head_dim: u32,
+        kv_elem_bytes: u32,
+        more_heads: u32,
+    ) -> Self {
+        const WARPS: u32 = 6;
+        const HEADS: u32 = 4;
+        let head = match kv_elem_bytes == 2 && head_dim.is_multiple_of(8) {
+            true => head_dim.next_power_of_two().max(64),
+            false => 256,
+        };
+        let mut geometry = self.threads(32 * WARPS);
+        let records = WARPS * HEADS * (2 + head) + 2 * HEADS;
+        geometry.shared_bytes = 4 * (records + more_heads * head);
+        geometry
     }
-
-    /// The same where nothing comes after.
-    pub(crate) fn last_decode_gemv_blocks(n_in: u32, n_out: u32, device: &DeviceProfile) -> u32 {
-        Self::with_rows(n_in, n_out, 2 * device.sm_count)
-    }
-
-    /// At most so many blocks that no team of warps is without a row.
-    fn with_rows(n_in: u32, n_out: u32, blocks: u32) -> u32 {
-        let [_, teams] = Self::decode_gemv_warps(n_in);
-        n_out.div_ceil(teams).min(blocks).max(1)
-    }
-
-    /// A block of teams of warps, a warp per slice of 1024 elements of the input.
-    pub(crate) fn decode_gemv(n_in: u32, blocks: u32) -> Self {
-        let [slice_warps, teams] = Self::decode_gemv_warps(n_in);
-        let slices = n_in.div_ceil(Self::SLICE).next_multiple_of(slice_warps);
-        Self {
-            grid: [blocks, 1, 1],
-            block: [32 * slice_warps, teams, 1],
-            // A byte per element, and scale and sum of 32.
-            shared_bytes: slices * (Self::SLICE + Self::SLICE / 32 * 8),
-            cooperative: false,
-        }
-    }
-
-    /// Warps of a team and teams of a block, together at most ten: with 96 registers a thread two
-    /// such blocks fit an SM. A team goes over the slices as often as it has too few warps for
-    /// them, or oftener where few warps would do anything otherwise.
-    fn decode_gemv_warps(n_in: u32) -> [u32; 2] {
-        const MAX_WARPS: u32 = 10;
-        let n_slices = n_in.div_ceil(Self::SLICE).max(1);
-        let fewest = n_slices.div_ceil(MAX_WARPS);
-        let mut best = [0, 0];
-        for passes in fewest..fewest + 3 {
-            let slice_warps = n_slices.div_ceil(passes);
-            let teams = MAX_WARPS / slice_warps;
-            // A slice in ten may be one of nothing.
-            let idle = passes * slice_warps - n_slices;
-            let better = slice_warps * teams > best[0] * best[1] && idle * 10 <= n_slices;
-            if passes == fewest || better {
-                best = [slice_warps, teams];
-            }
-            if best[0] * best[1] >= 8 {
-                break;
-            }
-        }
-        best
-    }
-
-    /// Elements of the input that a warp works on.
-    const SLICE: u32 = 1024;
 
     /// Four warps a block, each striding over rows, at most sixteen blocks an SM.
     pub(crate) fn rows(n_rows: u32, device: &DeviceProfile) -> Self {
@@ -134,21 +98,121 @@ impl Geometry {
     }
 }
 
+/// How the rows of matrices times one vector are shared out, and how much of them is on its way to
+/// shared memory: the geometry of `cu/decode_gemv.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VectorProduct {
+    /// Blocks that share the rows.
+    pub blocks: u32,
+    /// Warps of a block, each with rows of its own.
+    pub warps: u32,
+    /// Bytes of a warp's ring: whole stages, a piece of a row of each matrix that a result needs.
+    pub ring_bytes: u32,
+    /// Bytes of the quantised input in front of the rings.
+    staged_bytes: u32,
+}
+
+impl VectorProduct {
+    /// Warps of a block, if there is room for their rings.
+    const WARPS: u32 = 16;
+    /// Blocks of one SM.
+    const BLOCKS_PER_SM: u32 = 2;
+    /// Weights of the longest piece of a row.
+    const PIECE: u32 = 4096;
+    /// Stages that a ring has at most.
+    const MAX_STAGES: u32 = 8;
+    /// Bytes of 32 elements of the input: quants, scale and sum, sums of halves.
+    const GROUP_BYTES: u32 = 32 + 8 + 4;
+
+    /// Blocks for `n_rows` results: all that the device runs at once, but none whose warps have no
+    /// row.
+    pub(crate) fn blocks(n_rows: u32, device: &DeviceProfile) -> u32 {
+        n_rows.div_ceil(Self::WARPS).min(Self::BLOCKS_PER_SM * device.sm_count).max(1)
+    }
+
+    /// Of `blocks` blocks, the busiest of which has `rows_of_block` results. `types` are the
+    /// matrices' GGUF types; a result needs a row of `matrices` of them.
+    pub(crate) fn new(
+        n_in: u32,
+        types: &[u32],
+        matrices: u32,
+        blocks: u32,
+        rows_of_block: u32,
+        device: &DeviceProfile,
+    ) -> Self {
+        let stages = types.iter().map(|&ty| matrices * Self::piece_bytes(ty, n_in));
+        let stage_bytes = stages.max().unwrap_or(0).max(16);
+        let staged_bytes = (n_in / 32 * Self::GROUP_BYTES).next_multiple_of(16);
+        // The driver keeps 1 KiB of every block's, static arrays need less than another.
+        let of_block = device.shared_per_sm_bytes / Self::BLOCKS_PER_SM - 2048;
+        let room = of_block.min(device.shared_per_block_bytes).saturating_sub(staged_bytes);
+        // Of a very long input there may be room for the rings of a few warps only.
+        let warps = (room / stage_bytes).clamp(1, Self::WARPS);
+        let pieces = rows_of_block.div_ceil(warps) * n_in.div_ceil(Self::PIECE);
+        let stages = (room / warps / stage_bytes).min(Self::MAX_STAGES).min(pieces).max(1);
+        Self { blocks, warps, ring_bytes: stages * stage_bytes, staged_bytes }
+    }
+
+    /// Bytes of the longest piece of a row, each plane's part as if it began anywhere.
+    fn piece_bytes(ggml_type: u32, n_in: u32) -> u32 {
+        let Some(ty) = WeightType::from_ggml_id(ggml_type) else { return 0 };
+        let block = Shape { n_out: 1, n_in: ty.block_elems() };
+        let Ok(layout) = PackedLayout::planes(ty, block) else { return 0 };
+        let count = n_in.min(Self::PIECE) / ty.block_elems();
+        let window = |plane: &Plane| {
+            let bytes = plane.len_bytes as u32;
+            (count * bytes + if bytes.is_multiple_of(16) { 0 } else { 30 }) & !15
+        };
+        layout.plane_list().iter().map(window).sum()
+    }
+
+    /// Grid, block and shared memory.
+    pub(crate) fn geometry(&self) -> Geometry {
+        let mut geometry = Geometry::grid([self.blocks, 1, 1]).threads(32 * self.warps);
+        geometry.shared_bytes = self.staged_bytes + self.warps * self.ring_bytes;
+        geometry
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const H200: DeviceProfile = DeviceProfile {
+        sm_count: 132,
+        l2_bytes: 60 << 20,
+        shared_per_block_bytes: 227 << 10,
+        shared_per_sm_bytes: 228 << 10,
+        compute_capability: 90,
+    };
+
     #[test]
-    fn most_warps_of_a_block_are_occupied_whatever_the_input_is() {
-        let warps = |n_in| Geometry::decode_gemv_warps(n_in);
-        for n_in in (32..60_000).step_by(32) {
-            let [slice_warps, teams] = warps(n_in);
-            assert!((7..=10).contains(&(slice_warps * teams)), "{n_in}: {slice_warps} x {teams}");
-            let block = Geometry::decode_gemv(n_in, 5);
-            let slices = block.shared_bytes / (Geometry::SLICE / 32 * 40);
-            assert!(slices * Geometry::SLICE >= n_in && slices.is_multiple_of(slice_warps));
+    fn a_product_fits_the_device_twice_whatever_its_input_is() {
+        let types = [2, 3, 6, 7, 8, 12, 13, 14];
+        for device in [H200, DeviceProfile::A2000] {
+            for n_in in (256..30_000).step_by(256) {
+                let product = VectorProduct::new(n_in, &types, 2, 9, 1000, &device);
+                let bytes = product.geometry().shared_bytes;
+                assert!(product.ring_bytes > 0 && product.ring_bytes.is_multiple_of(16));
+                let room = device.shared_per_sm_bytes / 2 - 2048;
+                assert!(bytes <= room, "{n_in}: {product:?}");
+            }
         }
-        assert_eq!([2048, 3072, 4096, 8192].map(warps), [[2, 5], [3, 3], [4, 2], [8, 1]]);
-        assert_eq!([5120, 14_336].map(warps), [[5, 2], [5, 2]]);
+    }
+
+    #[test]
+    fn as_much_waits_as_there_is_room_for_and_no_more_than_there_is() {
+        let q4_k = 12;
+        let of = |n_in, matrices, rows| {
+            VectorProduct::new(n_in, &[q4_k], matrices, 264, rows, &H200).ring_bytes
+        };
+        // A piece: 16 bytes a group, and for eight of them 12 and 4 with room to begin anywhere.
+        let window = |bytes: u32| (bytes + 30) & !15;
+        let piece = |groups: u32| groups * 16 + window(groups / 8 * 12) + window(groups / 8 * 4);
+        assert_eq!(of(3072, 1, 12), piece(96));
+        assert_eq!(of(3072, 1, 100), 3 * piece(96));
+        assert_eq!(of(3072, 2, 100), 2 * piece(96));
+        assert_eq!(of(8192, 1, 12), 2 * piece(128));
+        assert_eq!(of(256, 1, 4000), 8 * piece(8));
     }
 }

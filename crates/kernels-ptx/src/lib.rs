@@ -8,7 +8,7 @@ pub mod schedule;
 mod table;
 mod types;
 
-pub use geometry::{DeviceProfile, Dim3, Geometry};
+pub use geometry::{DeviceProfile, Dim3, Geometry, VectorProduct};
 pub use params::{
     Access, Arg, ArgList, Elem, MAX_PARAMS, Param, ParamError, ParamKind, ScalarType, Slice,
     TwinArgs,

@@ -488,8 +488,9 @@ fn gemv_norm_case(model: Model, device: &DeviceProfile, random: &mut Random) -> 
     let Model { n_embd: n_in, types: [most, rest], .. } = model;
     let (q, kv) = (model.n_head * model.head_dim, model.n_kv_head * model.head_dim);
     let [type0, type1, type2] = [most, most, rest].map(WeightType::ggml_id);
-    let [blocks0, blocks1, blocks2] =
-        gemv_norm::blocks([(type0, q), (type1, kv), (type2, kv)], n_in, device);
+    let matrices = [(type0, q), (type1, kv), (type2, kv)];
+    let blocks = gemv_norm::blocks(matrices, n_in, device);
+    let [blocks0, blocks1, blocks2] = blocks;
     let total = q + 2 * kv;
     let mut b = Buffers::default();
     let args = gemv_norm::Args {
@@ -510,6 +511,7 @@ fn gemv_norm_case(model: Model, device: &DeviceProfile, random: &mut Random) -> 
         blocks1,
         blocks2,
         n_in,
+        ring_bytes: gemv_norm::product(matrices, blocks, n_in, device).ring_bytes,
         eps: 1e-5,
     };
     case!(b, Kernel::GemvNorm, format!("{} qkv", model.name), args, device)
@@ -527,6 +529,7 @@ fn gemv_norm_swiglu_case(model: Model, device: &DeviceProfile, random: &mut Rand
         ggml_type: ty.ggml_id(),
         n_out,
         n_in,
+        ring_bytes: gemv_norm_swiglu::product(ty.ggml_id(), n_out, n_in, device).ring_bytes,
         eps: 1e-5,
     };
     case!(b, Kernel::GemvNormSwiglu, format!("{} gate and up", model.name), args, device)
@@ -545,6 +548,7 @@ fn gemv_residual_cases(model: Model, device: &DeviceProfile, random: &mut Random
             ggml_type: ty.ggml_id(),
             n_out,
             n_in,
+            ring_bytes: gemv_residual::product(ty.ggml_id(), n_out, n_in, device).ring_bytes,
         };
         case!(b, Kernel::GemvResidual, format!("{} {what}, {ty}", model.name), args, device)
     };
@@ -567,6 +571,7 @@ fn head_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case 
         ggml_type: ty.ggml_id(),
         n_vocab,
         n_in,
+        ring_bytes: gemv_residual::product(ty.ggml_id(), n_vocab, n_in, device).ring_bytes,
         max_context_tokens: 8192,
         eps: 1e-5,
     };

@@ -71,7 +71,11 @@ kernel_params! {
 impl<B> Args<B> {
     /// One block per key head, segment and token.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n_kv_head, self.n_segments, self.n_tokens]).threads(128)
+        Geometry::grid([self.n_kv_head, self.n_segments, self.n_tokens]).attention_block(
+            self.head_dim,
+            self.kv_elem_bytes,
+            0,
+        )
     }
 }
 

@@ -75,7 +75,12 @@ kernel_params! {
 impl<B> Args<B> {
     /// One block per key head and segment.
     pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::grid([self.n_kv_head, self.n_segments, 1]).threads(128)
+        // Turned queries, the token's key and value, sines and cosines.
+        Geometry::grid([self.n_kv_head, self.n_segments, 1]).attention_block(
+            self.head_dim,
+            self.kv_elem_bytes,
+            4 + 3,
+        )
     }
 }
 

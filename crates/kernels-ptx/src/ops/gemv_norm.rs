@@ -3,7 +3,7 @@
 
 use super::gemv_q8::{Epilogue, Form};
 use super::matrix::{Parts, Q8Vector, expect_grouped, packed_bytes};
-use crate::geometry::{DeviceProfile, Geometry};
+use crate::geometry::{DeviceProfile, Geometry, VectorProduct};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
 
@@ -45,6 +45,8 @@ kernel_params! {
         blocks2: u32,
         /// Input length.
         n_in: u32,
+        /// See [`product`].
+        ring_bytes: u32,
         /// Added to the mean square.
         eps: f32,
     }
@@ -52,9 +54,25 @@ kernel_params! {
 
 impl<B> Args<B> {
     /// The blocks of every matrix.
-    pub fn geometry(&self, _device: &DeviceProfile) -> Geometry {
-        Geometry::decode_gemv(self.n_in, self.blocks0 + self.blocks1 + self.blocks2)
+    pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
+        let matrices =
+            [(self.type0, self.n_out0), (self.type1, self.n_out1), (self.type2, self.n_out2)];
+        let blocks = [self.blocks0, self.blocks1, self.blocks2];
+        product(matrices, blocks, self.n_in, device).geometry()
     }
+}
+
+/// How the matrices `(type, rows)` are shared out among so many blocks for each.
+pub fn product(
+    matrices: [(u32, u32); 3],
+    blocks: [u32; 3],
+    n_in: u32,
+    device: &DeviceProfile,
+) -> VectorProduct {
+    let there = || matrices.iter().zip(blocks).filter(|(_, blocks)| *blocks > 0);
+    let types: Vec<u32> = there().map(|((ty, _), _)| *ty).collect();
+    let rows_of_block = there().map(|((_, rows), blocks)| rows.div_ceil(blocks)).max().unwrap_or(1);
+    VectorProduct::new(n_in, &types, 1, blocks.iter().sum(), rows_of_block, device)
 }
 
 /// Blocks for each of the matrices `(type, rows)`, in proportion to their bytes: a block works on
@@ -63,7 +81,7 @@ pub fn blocks(matrices: [(u32, u32); 3], n_in: u32, device: &DeviceProfile) -> [
     let bytes = matrices
         .map(|(ggml_type, n_out)| packed_bytes(ggml_type.into(), n_out.into(), n_in.into()) as f64);
     let rows: u32 = matrices.iter().map(|(_, n_out)| n_out).sum();
-    let n_blocks = f64::from(Geometry::decode_gemv_blocks(n_in, rows, device));
+    let n_blocks = f64::from(VectorProduct::blocks(rows, device));
     let total: f64 = bytes.iter().sum();
     let (mut before, mut end) = (0.0, 0);
     let mut index = 0;
@@ -106,10 +124,10 @@ mod tests {
         let h200 = DeviceProfile { sm_count: 132, compute_capability: 90, ..DeviceProfile::A2000 };
         let (q4_k, q6_k) = (12, 14);
         // Q, k and v of Llama 3.2 3B.
-        assert_eq!(blocks([(q4_k, 3072), (q4_k, 1024), (q4_k, 1024)], 3072, &h200), [79, 27, 26]);
-        assert_eq!(blocks([(q4_k, 3072), (q4_k, 1024), (q6_k, 1024)], 3072, &h200), [73, 24, 35]);
+        assert_eq!(blocks([(q4_k, 3072), (q4_k, 1024), (q4_k, 1024)], 3072, &h200), [158, 53, 53]);
+        assert_eq!(blocks([(q4_k, 3072), (q4_k, 1024), (q6_k, 1024)], 3072, &h200), [145, 48, 71]);
         assert_eq!(blocks([(q4_k, 5), (0, 0), (q4_k, 3)], 256, &h200).iter().sum::<u32>(), 2);
         let one = DeviceProfile { sm_count: 1, ..h200 };
-        assert_eq!(blocks([(q4_k, 9000), (q4_k, 2), (q4_k, 1)], 256, &one), [1, 1, 1]);
+        assert_eq!(blocks([(q4_k, 9000), (q4_k, 2), (q4_k, 1)], 256, &one), [2, 1, 1]);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::gemv_q8::{Epilogue, Form};
 use super::matrix::{Parts, Q8Vector, expect_grouped, packed_bytes};
-use crate::geometry::{DeviceProfile, Geometry};
+use crate::geometry::{DeviceProfile, Geometry, VectorProduct};
 use crate::params::{ParamError, TwinArgs, kernel_params};
 use crate::table::Kernel;
 
@@ -27,6 +27,8 @@ kernel_params! {
         n_out: u32,
         /// Input length.
         n_in: u32,
+        /// See [`product`].
+        ring_bytes: u32,
         /// Added to the mean square.
         eps: f32,
     }
@@ -35,9 +37,14 @@ kernel_params! {
 impl<B> Args<B> {
     /// Blocks share the rows.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
-        let blocks = Geometry::decode_gemv_blocks(self.n_in, self.n_out, device);
-        Geometry::decode_gemv(self.n_in, blocks)
+        product(self.ggml_type, self.n_out, self.n_in, device).geometry()
     }
+}
+
+/// How two matrices `[n_out, n_in]` are shared out.
+pub fn product(ggml_type: u32, n_out: u32, n_in: u32, device: &DeviceProfile) -> VectorProduct {
+    let blocks = VectorProduct::blocks(n_out, device);
+    VectorProduct::new(n_in, &[ggml_type], 2, blocks, n_out.div_ceil(blocks), device)
 }
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {

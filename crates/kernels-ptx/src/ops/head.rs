@@ -3,6 +3,7 @@
 
 use super::argmax::{argmax, expect_idle, next_step};
 use super::gemv_q8::{Epilogue, Form};
+use super::gemv_residual::product;
 use super::matrix::{Parts, Q8Vector, expect_grouped, packed_bytes};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -36,6 +37,8 @@ kernel_params! {
         n_vocab: u32,
         /// Input length.
         n_in: u32,
+        /// See [`super::gemv_residual::product`].
+        ring_bytes: u32,
         /// Slots of the ring.
         max_context_tokens: u32,
         /// Added to the mean square.
@@ -46,8 +49,7 @@ kernel_params! {
 impl<B> Args<B> {
     /// Blocks share the rows.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
-        let blocks = Geometry::last_decode_gemv_blocks(self.n_in, self.n_vocab, device);
-        Geometry::decode_gemv(self.n_in, blocks)
+        product(self.ggml_type, self.n_vocab, self.n_in, device).geometry()
     }
 }
 

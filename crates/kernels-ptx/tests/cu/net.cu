@@ -77,6 +77,56 @@ extern "C" __global__ void warp_barrier(Global<const u32> in, Global<u32> out) {
     out[threadIdx.x] = values[threadIdx.x];
 }
 
+extern "C" __global__ void copies(Global<const u32> in, Global<u32> out) {
+    begin();
+    SHARED(u32, values, 64);
+    if (threadIdx.x < 8) {
+        copy_async(values + threadIdx.x * 4, in + threadIdx.x * 4, 16);
+    }
+    close_copies();
+    if (threadIdx.x < 8) {
+        copy_async(values + 32 + threadIdx.x * 4, in + 32 + threadIdx.x * 4, threadIdx.x);
+    }
+    close_copies();
+    wait_for_copies(1);
+    __syncthreads();
+    const u32 first = threadIdx.x < 32 ? u32(values[31 - threadIdx.x]) : 0;
+    wait_for_copies(0);
+    __syncthreads();
+    out[threadIdx.x] = threadIdx.x < 32 ? first : u32(values[threadIdx.x]);
+}
+
+extern "C" __global__ void copy_not_waited_for(Global<const u32> in, Global<u32> out) {
+    begin();
+    SHARED(u32, values, 64);
+    for (u32 half = 0; half < 2; half++) {
+        if (threadIdx.x < 8) {
+            copy_async(values + half * 32 + threadIdx.x * 4, in + half * 32 + threadIdx.x * 4, 16);
+        }
+        close_copies();
+    }
+    wait_for_copies(1);
+    __syncthreads();
+    out[threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ void copy_without_barrier(Global<const u32> in, Global<u32> out) {
+    begin();
+    SHARED(u32, values, 64);
+    if (threadIdx.x < 16) {
+        copy_async(values + threadIdx.x * 4, in + threadIdx.x * 4, 16);
+    }
+    close_copies();
+    wait_for_copies(0);
+    out[threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ void copy_before_inputs(Global<const u32> in, Global<u32> out) {
+    SHARED(u32, values, 64);
+    copy_async(values + threadIdx.x * 4 % 64, in + threadIdx.x * 4 % 64, 16);
+    begin();
+}
+
 extern "C" __global__ void write_after_read(Global<const u32> in, Global<u32> out) {
     begin();
     SHARED(u32, values, 64);

@@ -10,7 +10,7 @@ use crate::compile;
 use crate::launch::{HostArg, Library, Storage};
 
 /// Kernels of net.cu and what the report contains; `None` where all is well.
-const KERNELS: [(&str, Option<&str>); 22] = [
+const KERNELS: [(&str, Option<&str>); 26] = [
     ("right", None),
     ("out_of_bounds", Some("reads 4 bytes at 256 of argument in, which has 256")),
     ("before_the_start", Some("reads 4 bytes at -4 of argument in")),
@@ -22,6 +22,10 @@ const KERNELS: [(&str, Option<&str>); 22] = [
     ("no_barrier", Some("of shared values")),
     ("no_warp_barrier", Some("of shared values")),
     ("warp_barrier", None),
+    ("copies", None),
+    ("copy_not_waited_for", Some("of shared values, uninitialised")),
+    ("copy_without_barrier", Some("of shared values")),
+    ("copy_before_inputs", Some("reads argument in before waiting for inputs")),
     ("write_after_read", Some("race: ")),
     ("two_blocks_write", Some("which another block wrote")),
     ("two_blocks_add", None),
@@ -106,6 +110,24 @@ fn warp_operations_move_what_they_should() {
     let input: Vec<u32> = (0..64).map(|i| i * i + 1).collect();
     let output = launch(library, "warp_operations", 1, &input, 64, 3).expect("no fault");
     assert_eq!(output, [13; 64]);
+}
+
+#[test]
+fn copies_bring_as_many_bytes_as_they_should() {
+    let Some(library) = library() else { return };
+    let input: Vec<u32> = (0..64).map(|i| i * 0x0101_0101).collect();
+    let out = launch(library, "copies", 1, &input, 64, 3).unwrap();
+    for (i, &word) in out.iter().enumerate() {
+        let expected = match i {
+            0..32 => input[31 - i],
+            // Thread t copied t bytes to its four words.
+            _ => {
+                let bytes = ((i - 32) / 4).saturating_sub((i - 32) % 4 * 4).min(4);
+                input[i] & ((1u64 << (8 * bytes)) - 1) as u32
+            }
+        };
+        assert_eq!(word, expected, "{i}");
+    }
 }
 
 #[test]

@@ -17,8 +17,8 @@ fn grouped() -> impl Iterator<Item = WeightType> {
     WeightType::ALL.into_iter().filter(|&ty| kernels_ptx::ops::is_grouped(ty))
 }
 
-/// Every type at one block, at more than one slice whose last is not full, and with more rows than
-/// a round of the grid takes; then more slices than a block has warps.
+/// Every type at one block, with groups that do not go round the lanes, and with more stages than are
+/// on their way at a time; then rows of several pieces, the last of which is short.
 fn shapes() -> Vec<(WeightType, u32, u32)> {
     let mut shapes = Vec::new();
     for ty in grouped() {
@@ -57,7 +57,8 @@ pub(crate) fn gemv_norm(random: &mut Random) -> Vec<Case> {
         let rows = parts.map(|part| part.map_or(0, |(_, rows)| rows));
         let total: u32 = rows.iter().sum();
         let numbered = [0, 1, 2].map(|i| (types[i], rows[i]));
-        let [blocks0, blocks1, blocks2] = gemv_norm::blocks(numbered, n_in, &SMALL);
+        let blocks = gemv_norm::blocks(numbered, n_in, &SMALL);
+        let [blocks0, blocks1, blocks2] = blocks;
         let args = gemv_norm::Args {
             w0: w0.expect("always"),
             w1,
@@ -76,6 +77,7 @@ pub(crate) fn gemv_norm(random: &mut Random) -> Vec<Case> {
             blocks1,
             blocks2,
             n_in,
+            ring_bytes: gemv_norm::product(numbered, blocks, n_in, &SMALL).ring_bytes,
             eps: 1e-4,
         };
         let label = format!("{parts:?} × {n_in}, bias {biased}");
@@ -99,6 +101,7 @@ pub(crate) fn gemv_norm_swiglu(random: &mut Random) -> Vec<Case> {
             ggml_type: ty.ggml_id(),
             n_out,
             n_in,
+            ring_bytes: gemv_norm_swiglu::product(ty.ggml_id(), n_out, n_in, &SMALL).ring_bytes,
             eps: 1e-4,
         };
         let label = format!("{ty} {n_out} × {n_in}");
@@ -119,6 +122,7 @@ pub(crate) fn gemv_residual(random: &mut Random) -> Vec<Case> {
             ggml_type: ty.ggml_id(),
             n_out,
             n_in,
+            ring_bytes: gemv_residual::product(ty.ggml_id(), n_out, n_in, &SMALL).ring_bytes,
         };
         let label = format!("{ty} {n_out} × {n_in}");
         b.case(kernel, label, args.list(kernel, Buf::len_bytes), args.geometry(&SMALL))
@@ -145,6 +149,7 @@ pub(crate) fn head(random: &mut Random) -> Vec<Case> {
             ggml_type: ty.ggml_id(),
             n_vocab,
             n_in,
+            ring_bytes: gemv_residual::product(ty.ggml_id(), n_vocab, n_in, &SMALL).ring_bytes,
             max_context_tokens,
             eps: 1e-4,
         };
