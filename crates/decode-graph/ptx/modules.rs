@@ -3,16 +3,16 @@
 modules! {
     ("argmax", "compute_80", "8.4", 0x7e4a30989050ac80, include_str!("argmax.compute_80.ptx"), ["argmax"]);
     ("argmax", "compute_90", "8.4", 0x45f5b40804811ec4, include_str!("argmax.compute_90.ptx"), ["argmax"]);
-    ("attention", "compute_80", "8.4", 0x3cf9f52d97242710, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16"]);
-    ("attention", "compute_90", "8.4", 0xa35475392f0ea8ea, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16"]);
+    ("attention", "compute_80", "8.4", 0x61e4dce99d1e75ce, include_str!("attention.compute_80.ptx"), ["attention_f32", "attention_f16", "attention_q8"]);
+    ("attention", "compute_90", "8.4", 0xf3fb942e90b77e7b, include_str!("attention.compute_90.ptx"), ["attention_f32", "attention_f16", "attention_q8"]);
     ("attention_chunk", "compute_80", "8.4", 0x970c144bfdff8b76, include_str!("attention_chunk.compute_80.ptx"), ["attention_chunk_64", "attention_chunk_128", "attention_chunk_256"]);
     ("attention_chunk", "compute_90", "8.4", 0x53dbddba55632db8, include_str!("attention_chunk.compute_90.ptx"), ["attention_chunk_64", "attention_chunk_128", "attention_chunk_256"]);
     ("attention_combine", "compute_80", "8.4", 0xf3da196826eb2687, include_str!("attention_combine.compute_80.ptx"), ["attention_combine"]);
     ("attention_combine", "compute_90", "8.4", 0x174b3ba6d2185739, include_str!("attention_combine.compute_90.ptx"), ["attention_combine"]);
-    ("attention_rows", "compute_80", "8.4", 0x7953cdb9f29cd9b8, include_str!("attention_rows.compute_80.ptx"), ["attention_rows"]);
-    ("attention_rows", "compute_90", "8.4", 0x22df72d6f4518fcb, include_str!("attention_rows.compute_90.ptx"), ["attention_rows"]);
-    ("attention_step", "compute_80", "8.4", 0x0a8fbefd829b8e18, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);
-    ("attention_step", "compute_90", "8.4", 0x64f0bd2835165738, include_str!("attention_step.compute_90.ptx"), ["attention_step_f32", "attention_step_f16"]);
+    ("attention_rows", "compute_80", "8.4", 0x049a26e2b6163520, include_str!("attention_rows.compute_80.ptx"), ["attention_rows"]);
+    ("attention_rows", "compute_90", "8.4", 0x095a328174705950, include_str!("attention_rows.compute_90.ptx"), ["attention_rows"]);
+    ("attention_step", "compute_80", "8.4", 0xfd49ef5143ce9537, include_str!("attention_step.compute_80.ptx"), ["attention_step_f32", "attention_step_f16"]);
+    ("attention_step", "compute_90", "8.4", 0x990b105f533cccc6, include_str!("attention_step.compute_90.ptx"), ["attention_step_f32", "attention_step_f16"]);
     ("embed", "compute_80", "8.4", 0x93603f072aea20db, include_str!("embed.compute_80.ptx"), ["embed"]);
     ("embed", "compute_90", "8.4", 0x80773b551841d0fd, include_str!("embed.compute_90.ptx"), ["embed"]);
     ("gather_rows", "compute_80", "8.4", 0x0d959bd2c76b5b91, include_str!("gather_rows.compute_80.ptx"), ["gather_rows"]);
@@ -46,8 +46,8 @@ modules! {
     ("rms_norm_f16", "compute_90", "8.4", 0x9a89b2d106758421, include_str!("rms_norm_f16.compute_90.ptx"), ["rms_norm_f16"]);
     ("rms_norm_q8", "compute_80", "8.4", 0xa03057db7269bead, include_str!("rms_norm_q8.compute_80.ptx"), ["rms_norm_q8"]);
     ("rms_norm_q8", "compute_90", "8.4", 0xed5b2f28193ac4a6, include_str!("rms_norm_q8.compute_90.ptx"), ["rms_norm_q8"]);
-    ("rope_append", "compute_80", "8.4", 0x393f1eb39457b4ad, include_str!("rope_append.compute_80.ptx"), ["rope_append_f32", "rope_append_f16"]);
-    ("rope_append", "compute_90", "8.4", 0x8d4ca9ebbaa2e4bb, include_str!("rope_append.compute_90.ptx"), ["rope_append_f32", "rope_append_f16"]);
+    ("rope_append", "compute_80", "8.4", 0x67807b88bd53c463, include_str!("rope_append.compute_80.ptx"), ["rope_append_f32", "rope_append_f16", "rope_append_q8"]);
+    ("rope_append", "compute_90", "8.4", 0xcda55aa1621658d6, include_str!("rope_append.compute_90.ptx"), ["rope_append_f32", "rope_append_f16", "rope_append_q8"]);
     ("sample", "compute_80", "8.4", 0x298fdbaa3c21d3d0, include_str!("sample.compute_80.ptx"), ["sample"]);
     ("sample", "compute_90", "8.4", 0xf88724062e980fa6, include_str!("sample.compute_90.ptx"), ["sample"]);
 }

@@ -68,7 +68,7 @@
 //!   group that sees everything. Sinks are not attended to: a group that has some is refused.
 
 use gpu_slab::{DeviceMemory, Slab, SlabError, View};
-use kernels_ptx::{SamplingPack, TokenParams};
+use kernels_ptx::{Kernel, SamplingPack, TokenParams};
 use kv_paged::{KvType, PlannerConfig};
 
 #[cfg(doc)]
@@ -175,9 +175,36 @@ pub(crate) struct LayerCache {
     pub(crate) table_stride: u32,
     /// Entries of a sequence's table.
     pub(crate) n_logical: u32,
-    /// f16, else f32.
+    pub(crate) kernels: CacheKernels,
+}
+
+/// The kernels of a cache's element type.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheKernels {
+    pub(crate) append: Kernel,
+    pub(crate) attention: Kernel,
+    /// Both and the joining of segments at once, for one token.
+    pub(crate) step: Option<Kernel>,
+    /// Those that write f16, for many rows and runs of tokens, read it.
     pub(crate) half: bool,
     pub(crate) elem_bytes: u32,
+}
+
+impl CacheKernels {
+    fn of(kv_type: KvType) -> Result<Self, RecordError> {
+        let (append, attention, step) = match kv_type {
+            KvType::F32 => {
+                (Kernel::RopeAppendF32, Kernel::AttentionF32, Some(Kernel::AttentionStepF32))
+            }
+            KvType::F16 => {
+                (Kernel::RopeAppendF16, Kernel::AttentionF16, Some(Kernel::AttentionStepF16))
+            }
+            KvType::Q8 => (Kernel::RopeAppendQ8, Kernel::AttentionQ8, None),
+            other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
+        };
+        let (half, elem_bytes) = (kv_type == KvType::F16, kv_type.elem_bytes() as u32);
+        Ok(Self { append, attention, step, half, elem_bytes })
+    }
 }
 
 impl LayerCache {
@@ -187,11 +214,7 @@ impl LayerCache {
         kv: &KvArena,
         windows: &[u32],
     ) -> Result<Vec<Self>, RecordError> {
-        let (half, elem_bytes) = match plan.kv.kv_type() {
-            KvType::F32 => (false, 4),
-            KvType::F16 => (true, 2),
-            other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
-        };
+        let kernels = CacheKernels::of(plan.kv.kv_type())?;
         let n_logical = plan.kv.blocks_per_layer();
         let part = |view: View, range| view.slice(range).map_err(RecordError::Slab);
         let Some(planner) = &plan.sequences else {
@@ -206,8 +229,7 @@ impl LayerCache {
                     n_sequences: 1,
                     table_stride: 0,
                     n_logical,
-                    half,
-                    elem_bytes,
+                    kernels,
                 })
             };
             return (0..windows.len() as u64).map(of_layer).collect();
@@ -223,7 +245,7 @@ impl LayerCache {
         for &window in windows {
             let group = group_of(planner, window)?;
             let before: u64 = layouts[..group].iter().map(|layout| layout.total_bytes()).sum();
-            let layer_bytes = layouts[group].layer_stride() * u64::from(elem_bytes);
+            let layer_bytes = layouts[group].layer_stride() * u64::from(kernels.elem_bytes);
             let first = before + u64::from(used[group]) * layer_bytes;
             used[group] += 1;
             let table = group as u64 * u64::from(n_logical) * 4;
@@ -234,8 +256,7 @@ impl LayerCache {
                 n_sequences: planner.max_sequences() + 1,
                 table_stride: layouts.len() as u32 * n_logical,
                 n_logical,
-                half,
-                elem_bytes,
+                kernels,
             });
         }
         for (group, used) in planner.groups().iter().zip(used) {

@@ -191,6 +191,7 @@ mod tests {
             [
                 "attention_f32",
                 "attention_f16",
+                "attention_q8",
                 "attention_chunk_64",
                 "attention_chunk_128",
                 "attention_chunk_256",

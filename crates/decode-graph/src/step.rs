@@ -249,13 +249,12 @@ impl Recorder<'_> {
         }
 
         let cache = self.caches[index as usize];
-        if tokens == 1 && plan.sequences.is_none() {
-            self.attention_step(layer, &cache, inverse_frequencies)?;
-        } else {
-            self.attention_of_many(layer, &cache, inverse_frequencies)?;
+        match cache.kernels.step.filter(|_| tokens == 1 && plan.sequences.is_none()) {
+            Some(kernel) => self.attention_step(kernel, layer, &cache, inverse_frequencies)?,
+            None => self.attention_of_many(layer, &cache, inverse_frequencies)?,
         }
         let (residual, out) = (arena.hidden_a, arena.hidden_b);
-        let x = match plan.uses_halves() && cache.half {
+        let x = match plan.uses_halves() && cache.kernels.half {
             true => Input::Half(arena.attention_half, 1.0),
             false => Input::F32(arena.attention),
         };
@@ -297,12 +296,12 @@ impl Recorder<'_> {
     /// Of one token: everything between the products of q, k and v and the output projection.
     fn attention_step(
         &mut self,
+        kernel: Kernel,
         layer: &LayerWeights,
         cache: &LayerCache,
         inverse_frequencies: View,
     ) -> Result<(), RecordError> {
         let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
-        let kernel = if cache.half { Kernel::AttentionStepF16 } else { Kernel::AttentionStepF32 };
         let arrivals_bytes = u64::from(d.n_kv_head) * 4;
         let args = ops::attention_step::Args {
             qkv: arena.qkv,
@@ -326,7 +325,7 @@ impl Recorder<'_> {
             n_segments: plan.n_segments,
             segment_min: DeviceProfile::SEGMENT_MIN,
             window: layer.window,
-            kv_elem_bytes: cache.elem_bytes,
+            kv_elem_bytes: cache.kernels.elem_bytes,
             norm_eps: plan.norm_eps,
             magnitude: plan.rope.magnitude,
             scale: plan.attention_scale,
@@ -338,7 +337,7 @@ impl Recorder<'_> {
     /// The kernel for runs of tokens, where they are long enough to fill its tiles.
     fn chunk_kernel(&self, cache: &LayerCache) -> Option<Kernel> {
         let long = self.plan.run_tokens >= LONG_RUN_TOKENS;
-        let usable = long && cache.half && self.plan.uses_halves();
+        let usable = long && cache.kernels.half && self.plan.uses_halves();
         usable.then(|| ops::attention_chunk::kernel_for(self.plan.dims.head_dim)).flatten()
     }
 
@@ -350,13 +349,9 @@ impl Recorder<'_> {
         inverse_frequencies: View,
     ) -> Result<(), RecordError> {
         let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
-        let (rope, attention) = match cache.half {
-            true => (Kernel::RopeAppendF16, Kernel::AttentionF16),
-            false => (Kernel::RopeAppendF32, Kernel::AttentionF32),
-        };
         let LayerCache { kv, block_table, n_blocks, n_sequences, table_stride, n_logical, .. } =
             *cache;
-        let (sequences, kv_elem_bytes) = (arena.sequences, cache.elem_bytes);
+        let (sequences, kv_elem_bytes) = (arena.sequences, cache.kernels.elem_bytes);
         let args = ops::rope_append::Args {
             qkv: arena.qkv,
             q_norm: layer.q_norm,
@@ -382,7 +377,7 @@ impl Recorder<'_> {
             norm_eps: plan.norm_eps,
             magnitude: plan.rope.magnitude,
         };
-        launch!(self, "rope and kv append", rope, args);
+        launch!(self, "rope and kv append", cache.kernels.append, args);
         if let Some(kernel) = self.chunk_kernel(cache) {
             let args = ops::attention_chunk::Args {
                 q: arena.q,
@@ -408,7 +403,7 @@ impl Recorder<'_> {
             launch!(self, "attention", kernel, args);
             return Ok(());
         }
-        if plan.uses_halves() && cache.half {
+        if plan.uses_halves() && cache.kernels.half {
             let args = ops::attention_rows::Args {
                 q: arena.q,
                 kv,
@@ -460,7 +455,7 @@ impl Recorder<'_> {
             kv_elem_bytes,
             scale: plan.attention_scale,
         };
-        launch!(self, "attention", attention, args);
+        launch!(self, "attention", cache.kernels.attention, args);
         let args = ops::attention_combine::Args {
             partials: arena.partials,
             out: arena.attention,

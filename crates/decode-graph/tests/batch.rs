@@ -215,17 +215,25 @@ fn together(many: &mut Many, prompts: &[Vec<u32>], n: u32) -> Vec<Vec<u32>> {
 #[test]
 fn a_batch_chooses_what_each_sequence_chooses_alone_in_exact_numerics() {
     let prompts: Vec<Vec<u32>> = [3, 11, 8, 17, 1, 5, 9].map(|len| prompt(len, len)).into();
-    let mut many = Many::new(Numerics::Exact, KvType::F32, Head::Greedy);
-    let found = together(&mut many, &prompts, 12);
-    for (prompt, found) in prompts.iter().zip(found) {
-        assert_eq!(found, alone(Numerics::Exact, KvType::F32, prompt, 12));
+    for kv_type in [KvType::F32, KvType::Q8] {
+        let mut many = Many::new(Numerics::Exact, kv_type, Head::Greedy);
+        let found = together(&mut many, &prompts, 12);
+        for (prompt, found) in prompts.iter().zip(found) {
+            assert_eq!(found, alone(Numerics::Exact, kv_type, prompt, 12));
+        }
     }
 }
 
 #[test]
 fn who_shares_the_batch_changes_no_bit() {
+    for kv_type in [KvType::F16, KvType::Q8] {
+        who_shares_the_batch(kv_type);
+    }
+}
+
+fn who_shares_the_batch(kv_type: KvType) {
     let run = |others: u32| {
-        let mut many = Many::new(Numerics::Q8, KvType::F16, Head::Greedy);
+        let mut many = Many::new(Numerics::Q8, kv_type, Head::Greedy);
         let mut rows = vec![PADDING; BATCH as usize];
         let mut outputs = vec![NO_ROW; BATCH as usize];
         let mut ids = Vec::new();

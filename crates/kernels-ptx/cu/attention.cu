@@ -12,7 +12,8 @@
 // and an empty segment is [-infinity, 0, 0 ...].
 //
 // q             [n_tokens][n_head][head_dim], head_dim at most 256
-// kv            [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16
+// kv            [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16; or in q8, i8 with
+//               scales, see Q8Block
 // sequences     [n_tokens], which beyond the last count as the last
 // block_table   [n_logical] every table_stride, for each of n_sequences
 // tokens        [n_tokens][3]
@@ -51,10 +52,11 @@ struct Records {
         const u64 head = u64(blockIdx.z) * n_head;                                                \
         const Records records = {partials + head * n_segments * (2 + head_dim), n_segments,       \
                                  head_dim, blockIdx.y};                                           \
-        with_team<CHUNK_TYPE::ELEM_BYTES == 2>(                                                   \
+        with_team<CHUNK_TYPE::ELEM_BYTES <= 2>(                                                   \
             head_dim, CachedAttention<CHUNK_TYPE, Records>{q + head * head_dim, kv, index, span,  \
                                                            n_head, scale, records});              \
     }
 
 ATTENTION(attention_f32, F32Chunk)
 ATTENTION(attention_f16, F16Chunk)
+ATTENTION(attention_q8, Q8Chunk)

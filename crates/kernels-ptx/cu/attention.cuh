@@ -60,6 +60,7 @@ __device__ __forceinline__ V fetch(Global<const u8> from) {
 // CHUNK elements of a cached row, as they lie in memory.
 struct F16Chunk {
     static constexpr u32 TILE = 2, ELEM_BYTES = 2;
+    static constexpr bool SCALED = false;
     u32 pairs[4] = {};
 
     template <bool EARLY, bool VECTORS>
@@ -90,6 +91,7 @@ struct F16Chunk {
 
 struct F32Chunk {
     static constexpr u32 TILE = 2, ELEM_BYTES = 4;
+    static constexpr bool SCALED = false;
     u32 bits[CHUNK] = {};
 
     template <bool EARLY, bool VECTORS>
@@ -115,6 +117,32 @@ struct F32Chunk {
     __device__ __forceinline__ void widen(float out[CHUNK]) const {
         for (u32 i = 0; i < CHUNK; i++) {
             out[i] = __uint_as_float(bits[i]);
+        }
+    }
+};
+
+struct Q8Chunk {
+    static constexpr u32 TILE = 2, ELEM_BYTES = 1;
+    static constexpr bool SCALED = true;
+    u32 words[2] = {};
+    float scale = 0.0f;  // of the row; fetched by itself
+
+    template <bool EARLY, bool VECTORS>
+    __device__ __forceinline__ void load(Global<const u8> from, const Place& place) {
+        if constexpr (VECTORS) {
+            const uint2 pair = fetch<EARLY, uint2>(from);
+            words[0] = pair.x, words[1] = pair.y;
+        } else {
+            for (u32 i = 0; i < CHUNK; i++) {
+                if (i < place.n_dims) {
+                    words[i / 4] |= u32(fetch<EARLY, u8>(from + i)) << (i % 4 * 8);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void widen(float out[CHUNK]) const {
+        for (u32 i = 0; i < CHUNK; i++) {
+            out[i] = scale * float(i8(words[i / 4] >> (i % 4 * 8) & 0xff));
         }
     }
 };
@@ -148,29 +176,51 @@ struct Segments {
 // One key head's part of a layer of the paged cache, see CacheIndex. Places in it are counted in
 // units, so that 32 bits hold them.
 struct HeadCache {
-    Global<const u8> kv;
+    Global<const u8> kv, scales;
     Global<const u32> block_table;
-    u32 block_size, reciprocal;          // the latter 2^32 / block_size, rounded up
+    u32 block_size, reciprocal;  // the latter 2^32 / block_size, rounded up
     u32 row, to_values, block, unit_bytes;  // units of a slot's key, from keys to values, of a block
+    u32 to_value_scales, block_bytes;       // of scales: from those of keys to those of values
 
-    __device__ __forceinline__ HeadCache(Global<const u8> kv, const CacheIndex& index, u32 head,
-                                         u32 elem_bytes, u32 unit_bytes)
-        : kv(kv), block_table(index.block_table), block_size(index.block_size),
-          unit_bytes(unit_bytes) {
-        reciprocal = 0xffffffff / block_size + 1;
-        row = index.head_dim * elem_bytes / unit_bytes;
-        to_values = index.n_kv_head * block_size * row;
-        block = 2 * to_values;
-        this->kv = kv + u64(head) * block_size * row * unit_bytes;
+    template <class Chunk>
+    __device__ __forceinline__ static HeadCache of(Global<const u8> kv, const CacheIndex& index,
+                                                   u32 head, u32 unit_bytes) {
+        HeadCache cache;
+        cache.block_table = index.block_table;
+        cache.block_size = index.block_size;
+        cache.reciprocal = 0xffffffff / index.block_size + 1;
+        cache.unit_bytes = unit_bytes;
+        cache.row = index.head_dim * Chunk::ELEM_BYTES / unit_bytes;
+        cache.to_values = index.n_kv_head * index.block_size * cache.row;
+        cache.block = 2 * cache.to_values;
+        cache.kv = kv + u64(head) * index.block_size * cache.row * unit_bytes;
+        cache.to_value_scales = cache.block_bytes = 0;
+        if constexpr (Chunk::SCALED) {
+            const Q8Block of_all(index);
+            cache.block_bytes = of_all.bytes;
+            cache.block = of_all.bytes / unit_bytes;
+            cache.scales = kv + (of_all.scales_at + head * index.block_size * 4);
+            cache.to_value_scales = index.n_kv_head * index.block_size * 4;
+        }
+        return cache;
     }
-    __device__ __forceinline__ u32 key(u32 slot) const {
+
+    struct Slot {
+        u32 block, token;
+    };
+    __device__ __forceinline__ Slot find(u32 slot) const {
         // Exact while slot * block_size is below 2^32.
         const u32 logical = block_size == 1 ? slot : __umulhi(slot, reciprocal);
-        const u32 physical = load_constant<u32>(block_table + logical);
-        return physical * block + (slot - logical * block_size) * row;
+        return {load_constant<u32>(block_table + logical), slot - logical * block_size};
+    }
+    __device__ __forceinline__ u32 key(const Slot& slot) const {
+        return slot.block * block + slot.token * row;
     }
     __device__ __forceinline__ Global<const u8> at(u32 place) const {
         return kv + u64(place) * unit_bytes;
+    }
+    __device__ __forceinline__ Global<const u8> key_scale(const Slot& slot) const {
+        return scales + (u64(slot.block) * block_bytes + slot.token * 4);
     }
 };
 
@@ -179,9 +229,10 @@ template <class Chunk, bool VECTORS>
 struct CachedTile {
     static constexpr u32 TILE = VECTORS ? Chunk::TILE : 1;
     // What is read at a time.
-    static constexpr u32 UNIT_BYTES = VECTORS ? 16 : Chunk::ELEM_BYTES;
+    static constexpr u32 UNIT_BYTES = !VECTORS ? Chunk::ELEM_BYTES : Chunk::SCALED ? CHUNK : 16;
     Chunk keys[TILE], values[TILE];
     u32 at[TILE];
+    HeadCache::Slot slots[Chunk::SCALED ? TILE : 1];
     u32 attends;  // bit t: slot t is attended to
     u32 cached;   // bit t: and is read from the cache
 
@@ -196,7 +247,11 @@ struct CachedTile {
             attends |= u32(is) << t;
             if (is && slot != except && place.n_dims > 0) {
                 cached |= 1 << t;
-                at[t] = cache.key(slot) + place.dim * Chunk::ELEM_BYTES / UNIT_BYTES;
+                const HeadCache::Slot found = cache.find(slot);
+                at[t] = cache.key(found) + place.dim * Chunk::ELEM_BYTES / UNIT_BYTES;
+                if constexpr (Chunk::SCALED) {
+                    slots[t] = found;
+                }
             }
         }
     }
@@ -226,6 +281,9 @@ struct CachedTile {
             keys[t] = Chunk();
             if (cached >> t & 1) {
                 keys[t].template load<EARLY, VECTORS>(cache.at(at[t]), place);
+                if constexpr (Chunk::SCALED) {
+                    keys[t].scale = fetch<EARLY, float>(cache.key_scale(slots[t]));
+                }
             }
         }
     }
@@ -236,6 +294,10 @@ struct CachedTile {
             values[t] = Chunk();
             if (cached >> t & 1) {
                 values[t].template load<EARLY, VECTORS>(cache.at(at[t] + cache.to_values), place);
+                if constexpr (Chunk::SCALED) {
+                    values[t].scale =
+                        fetch<EARLY, float>(cache.key_scale(slots[t]) + cache.to_value_scales);
+                }
             }
         }
     }

@@ -28,7 +28,7 @@ struct CachedAttention {
         const u32 kv_head = blockIdx.x, head_dim = index.head_dim;
         const u32 heads_per_kv = n_head / index.n_kv_head;
         const Place place(LANES, head_dim);
-        const HeadCache cache(kv, index, kv_head, Chunk::ELEM_BYTES, Tile::UNIT_BYTES);
+        const auto cache = HeadCache::of<Chunk>(kv, index, kv_head, Tile::UNIT_BYTES);
         DYNAMIC_SHARED(dynamic);
         const Joined<LANES> joined = {view_as<float>(dynamic)};
         const Global<float> totals = joined.records + Joined<LANES>::FLOATS;

@@ -82,7 +82,7 @@ __device__ __forceinline__ void join_segments(Global<const float> partials, u32 
 }
 
 // One block an SM at least: left to itself the compiler takes fewer registers and spills for sm_80.
-extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS * 32, 2)
     attention_rows(Global<const float> q, Global<const u8> kv, Global<const u32> sequences,
                    Global<const u32> block_table, Global<const u32> tokens, Global<float> partials,
                    Global<u32> arrivals, Global<u16> out, u32 n_tokens, u32 n_head, u32 n_kv_head,

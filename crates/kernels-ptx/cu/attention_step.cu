@@ -112,8 +112,7 @@ struct AttentionStep {
         const Shared<LANES> shared = {view_as<float>(dynamic)};
         const Joined<LANES> joined = {shared.records};
         const Place place(LANES, head_dim);
-        const HeadCache cache(kv, index, kv_head, Chunk::ELEM_BYTES,
-                              Tile::UNIT_BYTES);
+        const auto cache = HeadCache::of<Chunk>(kv, index, kv_head, Tile::UNIT_BYTES);
         Tile tile;
         tile.find(cache, span, place, span.first, ring_slot);
         tile.template load_keys<true>(cache, place);

@@ -326,6 +326,9 @@ struct Q8Range {
         const u32 ab = __byte_perm(a, b, 0x0040), cd = __byte_perm(c, d, 0x0040);
         return finite ? __byte_perm(ab, cd, 0x5410) : 0;
     }
+    __device__ __forceinline__ u8 quantize(float x) const {
+        return finite ? __float_as_uint(mul_then_add(x, inverse, 12582912.0f)) & 0xff : 0;
+    }
 };
 
 __device__ __forceinline__ u32 largest_magnitude(float4 x) {
@@ -374,12 +377,21 @@ struct CacheIndex {
     __device__ __forceinline__ u64 key(u32 slot, u32 head) const {
         return at(slot, 0, head);
     }
-    __device__ __forceinline__ u64 value(u32 slot, u32 head) const {
-        return at(slot, 1, head);
-    }
     __device__ __forceinline__ u64 at(u32 slot, u32 part, u32 head) const {
         const u64 plane = (u64(load_constant<u32>(block_table + slot / block_size)) * 2 + part) * n_kv_head + head;
         return (plane * block_size + slot % block_size) * head_dim;
+    }
+};
+
+// Blocks of a layer of the cache in q8: i8 elements, then a f32 scale for each row, [K, V][n_kv_head]
+// [block_size]. Both parts begin at multiples of 16 bytes.
+struct Q8Block {
+    u32 scales_at, bytes;
+
+    __device__ __forceinline__ explicit Q8Block(const CacheIndex& index) {
+        const u32 rows = 2 * index.n_kv_head * index.block_size;
+        scales_at = (rows * index.head_dim + 15) & ~15;
+        bytes = scales_at + ((rows * 4 + 15) & ~15);
     }
 };
 

@@ -11,12 +11,31 @@
 // sequences             [n_tokens], which beyond the last count as the last
 // block_table           [n_logical] every table_stride, for each of n_sequences
 // q                     [n_tokens][n_head][head_dim]
-// kv                    [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16
+// kv                    [n_blocks][K, V][n_kv_head][block_size][head_dim] of f32 or f16; or in q8, i8
+//                       with scales, see Q8Block
 //
 // Geometry: a warp per head: grid (ceil((n_head + 2 * n_kv_head) / 4), n_tokens), block 128.
-// Alignment: of the elements.
+// Alignment: of the elements; kv in q8 16 bytes.
 #include "rope.cuh"
 #include "tables.cuh"
+
+// A row of the cache in q8: turn(put) gives put(i, value) its elements, as often as it is called.
+template <class Turn>
+__device__ __forceinline__ void append_q8(const CacheIndex& index, u32 slot, bool is_v, u32 kv_head,
+                                          Global<u8> kv, const Turn& turn) {
+    const Q8Block block(index);
+    const u32 row = (is_v * index.n_kv_head + kv_head) * index.block_size + slot % index.block_size;
+    const Global<u8> at = kv + u64(u32(index.block_table[slot / index.block_size])) * block.bytes;
+    u32 amax_bits = 0;
+    turn([&](u32, float value) {
+        amax_bits = max(amax_bits, __float_as_uint(value) & 0x7fffffff);
+    });
+    const Q8Range range(__reduce_max_sync(ALL_LANES, amax_bits));
+    turn([&](u32 i, float value) { at[row * index.head_dim + i] = range.quantize(value); });
+    if (lane_id() == 0) {
+        store(at + (block.scales_at + row * 4), range.scale);
+    }
+}
 
 template <class Elem>
 __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<const float> q_norm,
@@ -43,13 +62,19 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
     }
     index.block_table = tables.of_row(token);
     const bool is_v = head >= n_head + n_kv_head;
-    const u64 at = index.at(params[RING_SLOT], is_v, (head - n_head) % n_kv_head);
-    const Global<u8> to = kv + at * sizeof(Elem);
-    auto append = [&](u32 i, float value) { store_cached<Elem>(to, i, value); };
-    if (is_v) {
-        rope.copy_head(x, head_dim, append);
+    const u32 slot = params[RING_SLOT], kv_head = (head - n_head) % n_kv_head;
+    auto turn = [&](const auto& put) {
+        if (is_v) {
+            rope.copy_head(x, head_dim, put);
+        } else {
+            rope.turn_head(x, k_norm, head_dim, turns, put);
+        }
+    };
+    if constexpr (sizeof(Elem) == 1) {
+        append_q8(index, slot, is_v, kv_head, kv, turn);
     } else {
-        rope.turn_head(x, k_norm, head_dim, turns, append);
+        const Global<u8> to = kv + index.at(slot, is_v, kv_head) * sizeof(Elem);
+        turn([&](u32 i, float value) { store_cached<Elem>(to, i, value); });
     }
 }
 
@@ -69,3 +94,4 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
 
 ROPE_APPEND(rope_append_f32, float)
 ROPE_APPEND(rope_append_f16, u16)
+ROPE_APPEND(rope_append_q8, i8)

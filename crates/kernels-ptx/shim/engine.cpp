@@ -153,6 +153,12 @@ void begin_copy(unsigned char* to, const Allocation* to_owner, const unsigned ch
         to_owner->cells[to - to_owner->base + i].initialised = false;
     }
     Fibre& fibre = launch->running();
+    for (const Copy& copy : fibre.copies) {
+        if (copy.to == to) {
+            fail(text("copies to byte %ld of %s, where a copy is on its way",
+                      static_cast<long>(to - to_owner->base), named(*to_owner).c_str()));
+        }
+    }
     fibre.copies.push_back({to, to_owner, from, n_bytes, fibre.batch});
 }
 

@@ -67,11 +67,11 @@ kernels! {
     /// GeGLU of two matrices × q8 vector.
     GemvQ8Geglu = gemv_q8_geglu: gemv_q8 v 1,
     /// RMS norm, matrices × its result in q8.
-    GemvNorm = gemv_norm: gemv_norm v 1,
+    GemvNorm = gemv_norm: gemv_norm v 2,
     /// RMS norm, SwiGLU of two matrices × its result in q8.
-    GemvNormSwiglu = gemv_norm_swiglu: gemv_norm_swiglu v 1,
+    GemvNormSwiglu = gemv_norm_swiglu: gemv_norm_swiglu v 2,
     /// Matrix × vector to be quantised, plus residual.
-    GemvResidual = gemv_residual: gemv_residual v 1,
+    GemvResidual = gemv_residual: gemv_residual v 2,
     /// Matrices × up to 8 f16 vectors.
     GemmSkinny8 = gemm_skinny_8: gemm_skinny v 1,
     /// Matrices × 9 to 32 f16 vectors.
@@ -90,10 +90,14 @@ kernels! {
     RopeAppendF32 = rope_append_f32: rope_append v 2,
     /// RoPE, and append to an f16 KV cache.
     RopeAppendF16 = rope_append_f16: rope_append v 2,
+    /// RoPE, and append to a q8 KV cache.
+    RopeAppendQ8 = rope_append_q8: rope_append v 2,
     /// Attention over one segment of an f32 KV cache per block.
     AttentionF32 = attention_f32: attention v 2,
     /// Attention over one segment of an f16 KV cache per block.
     AttentionF16 = attention_f16: attention v 2,
+    /// Attention over one segment of a q8 KV cache per block.
+    AttentionQ8 = attention_q8: attention v 2,
     /// Attention of runs of tokens, heads of up to 64 elements.
     AttentionChunk64 = attention_chunk_64: attention_chunk v 1,
     /// Attention of runs of tokens, heads of up to 128 elements.
@@ -111,7 +115,7 @@ kernels! {
     /// Takes the likeliest token, and makes it the input of the next step.
     Argmax = argmax: argmax v 2,
     /// RMS norm, logits, the likeliest token, and the input of the next step.
-    Head = head: head v 1,
+    Head = head: head v 2,
     /// Draws the next token from the logits, and makes it the input of the next step.
     Sample = sample: sample v 3,
     /// Reads a buffer: what a measurement takes for the device's best.

@@ -5,6 +5,7 @@ use decode_graph::{Backend, ByteRange, Drive, Launch};
 use gpu_slab::DeviceMemory;
 use half::f16;
 use kernels_ptx::{Access, Elem, Kernel, ParamKind};
+use kv_paged::{KvLayout, KvType};
 
 use crate::decoder::Decoder;
 use crate::generate::token_params;
@@ -84,13 +85,13 @@ pub fn diff<A: Backend, B: Backend>(
         ByteRange { offset_bytes: first, len_bytes: a.slab().permanent_end_bytes() - first };
     copy(a.slab().memory(), b.slab_mut().memory_mut(), state)?;
 
-    let half_cache = kv.config.kv_type().elem_bytes() == 2;
+    let cache = kv.config.layout();
     let launches = a.launches().to_vec();
     let mut found = Comparison { launches: launches.len(), worst: 0.0, first: None };
     for (index, launch) in launches.iter().enumerate() {
         a.run_launch(launch)?;
         b.run_launch(launch)?;
-        for (name, range, elem) in written(launch, half_cache) {
+        for (name, range, elem) in written(launch, cache) {
             let values = read(a.slab().memory(), range, elem)?;
             let others = read(b.slab().memory(), range, elem)?;
             let scale = values.iter().fold(0.0f64, |max, v| max.max(v.abs()));
@@ -98,6 +99,8 @@ pub fn diff<A: Backend, B: Backend>(
                 Compared::Integer(_) => 0.0,
                 Compared::F32 => tolerance * scale,
                 Compared::F16 => (tolerance + 1e-3) * scale,
+                // A quant may round to its neighbour.
+                Compared::Q8(_) => (tolerance + 1.0 / 127.0) * scale,
             };
             for (at, (&x, &y)) in values.iter().zip(&others).enumerate() {
                 let distance = (x - y).abs();
@@ -133,6 +136,8 @@ pub fn diff<A: Backend, B: Backend>(
 enum Compared {
     F32,
     F16,
+    /// A part of the cache.
+    Q8(KvLayout),
     /// Bytes of each.
     Integer(usize),
 }
@@ -140,7 +145,7 @@ enum Compared {
 /// The buffers that a launch writes.
 fn written(
     launch: &Launch<ByteRange>,
-    half_cache: bool,
+    cache: KvLayout,
 ) -> Vec<(&'static str, ByteRange, Compared)> {
     let elem_of = |kernel: Kernel, name: &str| {
         kernel.params().iter().find(|param| param.name == name).map(|param| param.kind)
@@ -153,7 +158,8 @@ fn written(
             };
             let compared = match elem {
                 // The KV arena.
-                Elem::U8 if half_cache => Compared::F16,
+                Elem::U8 if cache.kv_type() == KvType::F16 => Compared::F16,
+                Elem::U8 if cache.kv_type() == KvType::Q8 => Compared::Q8(cache),
                 Elem::U8 | Elem::F32 | Elem::Q8Group => Compared::F32,
                 Elem::I8 => Compared::Integer(1),
                 Elem::U32 | Elem::Candidate => Compared::Integer(4),
@@ -178,11 +184,27 @@ fn read<M: DeviceMemory>(
         Compared::F16 => {
             bytemuck::pod_collect_to_vec::<u8, f16>(&bytes).into_iter().map(f64::from).collect()
         }
+        Compared::Q8(layout) => dequantised(&bytes, &layout),
         Compared::Integer(1) => bytes.iter().map(|&byte| f64::from(byte as i8)).collect(),
         Compared::Integer(_) => {
             bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(f64::from).collect()
         }
     })
+}
+
+/// The elements of whole blocks.
+fn dequantised(blocks: &[u8], layout: &KvLayout) -> Vec<f64> {
+    let row_elems = layout.head_dim() as usize;
+    let elems = 2 * layout.kv_stride() as usize;
+    let scales = layout.scales_offset_in_block_bytes().unwrap_or(0) as usize;
+    let of_block = |block: &[u8]| {
+        let scales: Vec<f32> = bytemuck::pod_collect_to_vec(&block[scales..]);
+        let value = |(i, &quant): (usize, &u8)| {
+            f64::from(scales[i / row_elems]) * f64::from(quant as i8)
+        };
+        block[..elems].iter().enumerate().map(value).collect::<Vec<f64>>()
+    };
+    blocks.chunks_exact(layout.block_bytes() as usize).flat_map(of_block).collect()
 }
 
 fn copy<M: DeviceMemory, N: DeviceMemory>(

@@ -33,7 +33,7 @@ fn refusal(lane: &Lane, state: &SavedState) -> String {
 
 #[test]
 fn a_sequence_goes_on_in_another_lane_as_it_would_have_here() {
-    for kv_type in [KvType::F16, KvType::F32] {
+    for kv_type in [KvType::F16, KvType::F32, KvType::Q8] {
         let here = load(256, kv_type);
         let whole = ids(&here, &prompt(70), greedy(40, DriveMode::SelfAdvance));
 

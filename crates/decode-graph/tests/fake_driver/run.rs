@@ -191,6 +191,16 @@ impl Expression<'_> {
             let [n_sequences, table_stride, n_logical] = self.numbers("entries");
             return n_sequences.saturating_sub(1) * table_stride + n_logical;
         }
+        if word == "cache" && self.next(':') && self.next(':') {
+            self.rest = self.rest.trim_start().strip_prefix("bytes").expect("a function of cache");
+            let [n_blocks, n_kv_head, block_size, head_dim, elem_bytes] = self.numbers("bytes");
+            let rows = 2 * n_kv_head * block_size;
+            let elems = rows * head_dim * elem_bytes;
+            // Of one byte each, they have scales behind them.
+            let scales = if elem_bytes == 1 { (rows * 4).next_multiple_of(16) } else { 0 };
+            let aligned = if elem_bytes == 1 { elems.next_multiple_of(16) } else { elems };
+            return n_blocks * (aligned + scales);
+        }
         self.scalars.get(word).copied().unwrap_or_else(|| panic!("{word} is no scalar"))
     }
 

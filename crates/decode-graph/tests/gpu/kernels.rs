@@ -11,7 +11,7 @@ use gpu_slab::cuda::CudaMemory;
 use kernels_ptx::{Access, Arg, Kernel, ParamKind, Slice, TwinArgs};
 
 use crate::appended;
-use crate::cu::cases::{self, Buf, Case, Compare};
+use crate::cu::cases::{self, Buf, Case, Compare, check_q8_cache};
 use crate::device::{self, say};
 use crate::model_shapes;
 
@@ -96,8 +96,10 @@ tests! {
     gemv_f32_geglu: GemvF32Geglu,
     rope_append_f32: RopeAppendF32,
     rope_append_f16: RopeAppendF16,
+    rope_append_q8: RopeAppendQ8,
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
+    attention_q8: AttentionQ8,
     attention_chunk_64: AttentionChunk64,
     attention_chunk_128: AttentionChunk128,
     attention_chunk_256: AttentionChunk256,
@@ -316,6 +318,7 @@ fn compare(how: Compare, found: &[u8], expected: &[u8]) -> Result<f64, String> {
             });
             near(found.iter().copied(), expected.iter().copied(), tolerances)
         }
+        Compare::Q8Cache(layout) => check_q8_cache(&layout, found, expected).map(|()| 0.0),
         Compare::Half => {
             let (found, expected) = (halves(found), halves(expected));
             // The f32 before it may round to the neighbour.

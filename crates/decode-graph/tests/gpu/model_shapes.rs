@@ -2,15 +2,16 @@
 
 use bytemuck::Pod;
 use decode_graph::{Backend, CudaBackend};
-use half::f16;
 use kernels_ptx::ops::{
     argmax, attention, attention_combine, attention_step, embed, gather_rows, gemv_f32, gemv_norm,
     gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_add,
     rms_norm_q8, rope_append, sample,
 };
 use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
+use kv_paged::{KvLayout, KvType, PagedKvConfig};
 use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
 
+use crate::cu::cases::kv::{cache_contents, kv_type};
 use crate::cu::cases::{Buf, Builder, Case, Compare, Memory, Random};
 
 /// Makes the case of arguments: they check themselves, geometry is the device's.
@@ -99,11 +100,12 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
                 cases.push(norm_case(kernel, model, device, random));
             }
             Kernel::QuantizeQ8 => cases.push(quantize_case(model, device, random)),
-            Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => {
+            Kernel::RopeAppendF32 | Kernel::RopeAppendF16 | Kernel::RopeAppendQ8 => {
                 cases.push(rope_case(kernel, model, device, random));
             }
             Kernel::AttentionF32
             | Kernel::AttentionF16
+            | Kernel::AttentionQ8
             | Kernel::AttentionStepF32
             | Kernel::AttentionStepF16 => {
                 let step = matches!(kernel, Kernel::AttentionStepF32 | Kernel::AttentionStepF16);
@@ -298,26 +300,31 @@ fn gemv_cases(
 
 const BLOCK_SIZE: u32 = 16;
 
-/// One layer's blocks, full of numbers.
-fn cache(model: Model, n_blocks: u32, half: bool, random: &mut Random) -> Vec<u8> {
-    let elems = n_blocks * 2 * model.n_kv_head * BLOCK_SIZE * model.head_dim;
-    let values = random.floats(elems as usize);
-    if half {
-        values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()
-    } else {
-        bytemuck::cast_slice(&values).to_vec()
+/// One layer of so many blocks.
+fn layout(kernel: Kernel, model: Model, n_blocks: u32) -> KvLayout {
+    let config = PagedKvConfig::new(1, model.n_kv_head, model.head_dim, BLOCK_SIZE)
+        .and_then(|config| config.with_block_size(BLOCK_SIZE))
+        .and_then(|config| config.with_kv_type(kv_type(kernel)));
+    KvLayout::with_blocks(&config.expect("a valid layer"), n_blocks).expect("it fits")
+}
+
+/// How what was appended has to agree.
+fn appended(layout: &KvLayout) -> Compare {
+    match layout.kv_type() {
+        KvType::Q8 => Compare::Q8Cache(*layout),
+        KvType::F16 => Compare::Half,
+        _ => Compare::F32 { per: layout.head_dim() as usize },
     }
 }
 
 fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
     let Model { n_head, n_kv_head, head_dim, .. } = model;
-    let half = kernel == Kernel::RopeAppendF16;
     let (n_blocks, n_pairs) = (64, head_dim / 2);
     let position = 100_000 + random.below(1000);
     let frequencies: Vec<f64> =
         (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
-    let kv = cache(model, n_blocks, half, random);
-    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let layout = layout(kernel, model, n_blocks);
+    let (kv, compare) = (cache_contents(&layout, random), appended(&layout));
     let mut b = Buffers::default();
     let args = rope_append::Args {
         qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
@@ -340,7 +347,7 @@ fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut 
         n_sequences: 1,
         table_stride: 0,
         n_logical: n_blocks,
-        kv_elem_bytes: if half { 2 } else { 4 },
+        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
         norm_eps: 1e-5,
         magnitude: 1.0,
     };
@@ -364,11 +371,11 @@ fn attention_case(
 ) -> Case {
     let Model { n_head, n_kv_head, head_dim, .. } = model;
     let Context { n_context, max_context_tokens, window } = context;
-    let half = kernel == Kernel::AttentionF16;
     let n_blocks = max_context_tokens / BLOCK_SIZE;
     let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
     let position = n_context - 1;
-    let kv = cache(model, n_blocks, half, random);
+    let layout = layout(kernel, model, n_blocks);
+    let kv = cache_contents(&layout, random);
     let record = 2 + head_dim;
     let mut b = Buffers::default();
     let args = attention::Args {
@@ -392,7 +399,7 @@ fn attention_case(
         n_segments,
         segment_min: DeviceProfile::SEGMENT_MIN,
         window,
-        kv_elem_bytes: if half { 2 } else { 4 },
+        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
         scale: 1.0 / (head_dim as f32).sqrt(),
     };
     case!(b, kernel, format!("{}, {context:?}", model.name), args, device)
@@ -433,14 +440,13 @@ fn attention_step_case(
 ) -> Case {
     let Model { n_head, n_kv_head, head_dim, .. } = model;
     let Context { n_context, max_context_tokens, window } = context;
-    let half = kernel == Kernel::AttentionStepF16;
     let (n_blocks, n_pairs) = (max_context_tokens / BLOCK_SIZE, head_dim / 2);
     let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
     let position = n_context - 1;
     let frequencies: Vec<f64> =
         (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
-    let kv = cache(model, n_blocks, half, random);
-    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let layout = layout(kernel, model, n_blocks);
+    let (kv, compare) = (cache_contents(&layout, random), appended(&layout));
     let record = 2 + head_dim;
     let partials = random.floats((n_head * n_segments * record) as usize);
     let mut b = Buffers::default();
@@ -470,7 +476,7 @@ fn attention_step_case(
         n_segments,
         segment_min: DeviceProfile::SEGMENT_MIN,
         window,
-        kv_elem_bytes: if half { 2 } else { 4 },
+        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
         norm_eps: 1e-5,
         magnitude: 1.0,
         scale: 1.0 / (head_dim as f32).sqrt(),

@@ -9,10 +9,9 @@
 //! `score_j = scale · q·k_j`: `partials = [max = max score_j, sum = Σ e^(score_j − max),
 //! values = Σ e^(score_j − max) · v_j]`; an empty segment is `[−∞, 0, 0…]`.
 
-use half::f16;
 use rayon::prelude::*;
 
-use super::rope_append::CacheIndex;
+use super::cache::{self, CacheIndex, CacheType, Row};
 use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -23,7 +22,7 @@ kernel_params! {
         /// `[n_tokens][n_head][head_dim]`.
         read q: f32 [n_tokens * n_head * head_dim],
         /// This layer of the KV arena.
-        read kv: u8 [n_blocks * 2 * n_kv_head * block_size * head_dim * kv_elem_bytes],
+        read kv: u8 [cache::bytes(n_blocks, n_kv_head, block_size, head_dim, kv_elem_bytes)],
         /// Each token's sequence; one beyond the last counts as the last.
         read sequences: u32 [n_tokens],
         /// Logical to physical block of this layer, `n_logical` entries every `table_stride`, one
@@ -61,7 +60,7 @@ kernel_params! {
         segment_min: u32,
         /// Ages attended to; 0: all.
         window: u32,
-        /// Bytes per cached element: 4 or 2.
+        /// Bytes per cached element: 4, 2, or 1 in q8.
         kv_elem_bytes: u32,
         /// Factor on the scores.
         scale: f32,
@@ -81,15 +80,17 @@ impl<B> Args<B> {
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
+    let cache_type = CacheType::of(kernel);
+    cache_type.expect(kernel, a.kv_elem_bytes)?;
     let attend = Attend {
         n_head: a.n_head as usize,
         index: CacheIndex {
+            cache_type,
             n_kv_head: a.n_kv_head as usize,
             block_size: a.block_size as usize,
             head_dim: a.head_dim as usize,
         },
         tables: Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical),
-        half_cache: kernel == Kernel::AttentionF16,
         segments: Segments {
             count: a.n_segments,
             min_tokens: a.segment_min,
@@ -135,7 +136,6 @@ pub(super) struct Attend<'a> {
     pub(super) n_head: usize,
     pub(super) index: CacheIndex,
     pub(super) tables: Tables<'a>,
-    pub(super) half_cache: bool,
     pub(super) segments: Segments,
     pub(super) window: u32,
     pub(super) scale: f32,
@@ -172,16 +172,11 @@ impl Attend<'_> {
                     self.window == 0 || age < self.window
                 });
                 let rows = live.map(|slot| {
-                    let at = |value| self.index.token(block_table, slot as usize, value, kv_head);
-                    (at(false), at(true))
+                    let row = |value| self.index.row(block_table, slot as usize, value, kv_head);
+                    (row(false), row(true))
                 });
-                if self.half_cache {
-                    let cache = bytemuck::cast_slice(kv);
-                    segment_attention::<f16>(q, cache, rows, self.scale, &mut row, partial);
-                } else {
-                    let cache = bytemuck::cast_slice(kv);
-                    segment_attention::<f32>(q, cache, rows, self.scale, &mut row, partial);
-                }
+                let load = |from, to: &mut [f32]| self.index.load(kv, from, to);
+                segment_attention(q, load, rows, self.scale, &mut row, partial);
             }
         };
         // A handful of short heads is quicker done than handed out.
@@ -194,27 +189,11 @@ impl Attend<'_> {
     }
 }
 
-trait CacheElem: Copy {
-    fn load(from: &[Self], to: &mut [f32]);
-}
-
-impl CacheElem for f32 {
-    fn load(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl CacheElem for f16 {
-    fn load(from: &[Self], to: &mut [f32]) {
-        half::slice::HalfFloatSliceExt::convert_to_f32_slice(from, to);
-    }
-}
-
 /// One pass with a running maximum; a new maximum rescales what was summed before.
-fn segment_attention<T: CacheElem>(
+fn segment_attention(
     q: &[f32],
-    cache: &[T],
-    rows: impl Iterator<Item = (usize, usize)>,
+    load: impl Fn(Row, &mut [f32]),
+    rows: impl Iterator<Item = (Row, Row)>,
     scale: f32,
     row: &mut [f32],
     partial: &mut [f32],
@@ -223,7 +202,7 @@ fn segment_attention<T: CacheElem>(
     let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0f32);
     values.fill(0.0);
     for (k, v) in rows {
-        T::load(&cache[k..k + q.len()], row);
+        load(k, row);
         let score = dot(q, row) * scale;
         if score > max {
             let rescale = (max - score).exp();
@@ -233,7 +212,7 @@ fn segment_attention<T: CacheElem>(
         }
         let weight = (score - max).exp();
         sum += weight;
-        T::load(&cache[v..v + q.len()], row);
+        load(v, row);
         values.iter_mut().zip(&*row).for_each(|(value, v)| *value += weight * v);
     }
     head[0] = max;

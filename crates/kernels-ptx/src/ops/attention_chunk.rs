@@ -13,9 +13,9 @@
 use half::f16;
 use rayon::prelude::*;
 
+use super::cache::{CacheIndex, CacheType};
 use super::gemm::expect_eights;
 use super::half_rows::{HalfRows, finite, half_elems};
-use super::rope_append::CacheIndex;
 use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -105,8 +105,12 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     expect_eights(kernel, "head_dim", a.head_dim)?;
     let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
     let heads_per_kv = n_head / a.n_kv_head as usize;
-    let index =
-        CacheIndex { n_kv_head: a.n_kv_head as usize, block_size: a.block_size as usize, head_dim };
+    let index = CacheIndex {
+        cache_type: CacheType::F16,
+        n_kv_head: a.n_kv_head as usize,
+        block_size: a.block_size as usize,
+        head_dim,
+    };
     let tables = Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical);
     let cache: &[f16] = bytemuck::cast_slice(a.kv);
     let mut heads = vec![0.0f32; a.q.len()];
@@ -122,7 +126,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
             a.q[i * head_dim..][..head_dim].iter().map(|q| finite(*q).to_f32()).collect();
         let first = if a.window == 0 { 0 } else { (position + 1).saturating_sub(a.window) };
         let at = |slot: u32, value| {
-            let at = index.token(table, slot as usize, value, head / heads_per_kv);
+            let at = index.first_elem(table, slot as usize, value, head / heads_per_kv);
             &cache[at..at + head_dim]
         };
         let scores: Vec<f32> = (first..=position)

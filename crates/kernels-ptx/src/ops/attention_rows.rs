@@ -9,8 +9,8 @@ use half::f16;
 use super::argmax::expect_idle;
 use super::attention::{Attend, Segments};
 use super::attention_combine::combine;
+use super::cache::{CacheIndex, CacheType};
 use super::half_rows::{HalfRows, half_elems};
-use super::rope_append::CacheIndex;
 use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -93,12 +93,12 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let attend = Attend {
         n_head,
         index: CacheIndex {
+            cache_type: CacheType::F16,
             n_kv_head: a.n_kv_head as usize,
             block_size: a.block_size as usize,
             head_dim,
         },
         tables: Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical),
-        half_cache: true,
         segments,
         window: a.window,
         scale: a.scale,

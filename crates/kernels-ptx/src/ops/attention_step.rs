@@ -8,7 +8,8 @@
 use super::argmax::expect_idle;
 use super::attention::{Attend, Segments};
 use super::attention_combine::combine;
-use super::rope_append::{Append, CacheIndex, expect_elem_bytes};
+use super::cache::{CacheIndex, CacheType};
+use super::rope_append::Append;
 use super::tables::Tables;
 use crate::geometry::{DeviceProfile, Geometry};
 use crate::params::{ParamError, TwinArgs, kernel_params};
@@ -86,16 +87,19 @@ impl<B> Args<B> {
 
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    let half_cache = kernel == Kernel::AttentionStepF16;
-    expect_elem_bytes(kernel, half_cache, a.kv_elem_bytes)?;
+    let cache_type = CacheType::of(kernel);
+    cache_type.expect(kernel, a.kv_elem_bytes)?;
     let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
-    let index =
-        CacheIndex { n_kv_head: a.n_kv_head as usize, block_size: a.block_size as usize, head_dim };
+    let index = CacheIndex {
+        cache_type,
+        n_kv_head: a.n_kv_head as usize,
+        block_size: a.block_size as usize,
+        head_dim,
+    };
     let append = Append {
         n_head,
         index,
         block_table: a.block_table,
-        half_cache,
         q_norm: a.q_norm,
         k_norm: a.k_norm,
         inverse_frequencies: a.inverse_frequencies,
@@ -113,7 +117,6 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
         n_head,
         index,
         tables: Tables::of_one(a.block_table),
-        half_cache,
         segments,
         window: a.window,
         scale: a.scale,

@@ -31,6 +31,7 @@ pub mod rms_norm_q8;
 pub mod rope_append;
 pub mod sample;
 
+mod cache;
 mod half_rows;
 mod matrix;
 mod tables;

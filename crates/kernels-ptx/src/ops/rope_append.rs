@@ -6,10 +6,9 @@
 //! in f64 (a f32 product is off by 1e-3 rad at position 10 000), cosine and sine in f32, times
 //! `magnitude`. Elements from `2·n_pairs` on are not turned.
 //!
-//! One layer of the cache is `[physical block][K, V][kv head][token in block][dim]`.
+//! A q8 cache gets each row of k and v quantised, with a scale of its own.
 
-use half::f16;
-
+use super::cache::{self, CacheIndex, CacheType};
 use super::rms_norm::inverse_rms;
 use super::tables::{self, Tables};
 use crate::geometry::{DeviceProfile, Geometry};
@@ -36,7 +35,7 @@ kernel_params! {
         /// `[n_tokens][n_head][head_dim]`.
         write q: f32 [n_tokens * n_head * head_dim],
         /// This layer of the KV arena.
-        update kv: u8 [n_blocks * 2 * n_kv_head * block_size * head_dim * kv_elem_bytes],
+        update kv: u8 [cache::bytes(n_blocks, n_kv_head, block_size, head_dim, kv_elem_bytes)],
     }
     scalars {
         /// Tokens of the step.
@@ -61,7 +60,7 @@ kernel_params! {
         table_stride: u32,
         /// Entries of a sequence's table.
         n_logical: u32,
-        /// Bytes per cached element: 4 or 2.
+        /// Bytes per cached element: 4, 2, or 1 in q8.
         kv_elem_bytes: u32,
         /// Of the head norms.
         norm_eps: f32,
@@ -78,36 +77,20 @@ impl<B> Args<B> {
     }
 }
 
-/// Where token `slot` of a head begins in a layer's cache, in elements.
-#[derive(Clone, Copy)]
-pub(super) struct CacheIndex {
-    pub(super) n_kv_head: usize,
-    pub(super) block_size: usize,
-    pub(super) head_dim: usize,
-}
-
-impl CacheIndex {
-    pub(super) fn token(&self, table: &[u32], slot: usize, value: bool, head: usize) -> usize {
-        let block = table[slot / self.block_size] as usize;
-        let plane = (block * 2 + usize::from(value)) * self.n_kv_head + head;
-        (plane * self.block_size + slot % self.block_size) * self.head_dim
-    }
-}
-
 pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError> {
     let a = Bound::bind(kernel, args)?;
-    let half_cache = kernel == Kernel::RopeAppendF16;
-    expect_elem_bytes(kernel, half_cache, a.kv_elem_bytes)?;
+    let cache_type = CacheType::of(kernel);
+    cache_type.expect(kernel, a.kv_elem_bytes)?;
     let tables = Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical);
     let append = |token| Append {
         n_head: a.n_head as usize,
         index: CacheIndex {
+            cache_type,
             n_kv_head: a.n_kv_head as usize,
             block_size: a.block_size as usize,
             head_dim: a.head_dim as usize,
         },
         block_table: tables.of_row(token),
-        half_cache,
         q_norm: a.q_norm,
         k_norm: a.k_norm,
         inverse_frequencies: a.inverse_frequencies,
@@ -124,29 +107,11 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     Ok(())
 }
 
-/// Refuses a size that is not that of the kernel's cache.
-pub(super) fn expect_elem_bytes(
-    kernel: Kernel,
-    half_cache: bool,
-    kv_elem_bytes: u32,
-) -> Result<(), ParamError> {
-    if kv_elem_bytes == if half_cache { 2 } else { 4 } {
-        return Ok(());
-    }
-    Err(ParamError::Value {
-        kernel: kernel.name(),
-        param: "kv_elem_bytes",
-        value: u64::from(kv_elem_bytes),
-        reason: "must be the element size of the kernel's cache",
-    })
-}
-
 /// Turning and appending, for one token after the other.
 pub(super) struct Append<'a> {
     pub(super) n_head: usize,
     pub(super) index: CacheIndex,
     pub(super) block_table: &'a [u32],
-    pub(super) half_cache: bool,
     pub(super) q_norm: Option<&'a [f32]>,
     pub(super) k_norm: Option<&'a [f32]>,
     pub(super) inverse_frequencies: &'a [f64],
@@ -186,15 +151,8 @@ impl Append<'_> {
                 continue;
             }
             let (kv_head, value) = ((h - self.n_head) % n_kv_head, h >= self.n_head + n_kv_head);
-            let at = self.index.token(self.block_table, slot as usize, value, kv_head);
-            if self.half_cache {
-                let cache: &mut [f16] = bytemuck::cast_slice_mut(kv);
-                let to = &mut cache[at..at + head_dim];
-                to.iter_mut().zip(&head).for_each(|(to, x)| *to = f16::from_f32(*x));
-            } else {
-                let cache: &mut [f32] = bytemuck::cast_slice_mut(kv);
-                cache[at..at + head_dim].copy_from_slice(&head);
-            }
+            let row = self.index.row(self.block_table, slot as usize, value, kv_head);
+            self.index.store(kv, row, &head);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Arguments to run kernels on: shapes that models have, awkward ones, random contents.
 
+use kv_paged::KvLayout;
 use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
 
 mod data;
 mod fused;
 mod gemm;
 mod gemv;
-mod kv;
+pub(crate) mod kv;
 mod rows;
 mod vocab;
 
@@ -42,6 +43,8 @@ pub(crate) enum Compare {
     Rounded { per: usize },
     /// f16, to the neighbouring number.
     Half,
+    /// Scales to 1e-5, and one of a hundred quants to the neighbour.
+    Q8Cache(KvLayout),
 }
 
 impl Compare {
@@ -80,6 +83,35 @@ pub(crate) struct Case {
     pub(crate) memory: Vec<Memory>,
 }
 
+/// Rows of a q8 cache that agree but for roundings.
+pub(crate) fn check_q8_cache(
+    layout: &KvLayout,
+    found: &[u8],
+    expected: &[u8],
+) -> Result<(), String> {
+    let block = layout.block_bytes() as usize;
+    let scales = layout.scales_offset_in_block_bytes().ok_or("the cache has no scales")? as usize;
+    let mut neighbours = 0;
+    for (at, (&a, &b)) in found.iter().zip(expected).enumerate() {
+        if at % block < scales && a != b {
+            if (a as i8).abs_diff(b as i8) > 1 {
+                return Err(format!("[byte {at}] = {}, the twin has {}", a as i8, b as i8));
+            }
+            neighbours += 1;
+        }
+    }
+    if neighbours > 1 + expected.len() / 100 {
+        return Err(format!(": {neighbours} quants are not those of the twin"));
+    }
+    for at in (0..found.len()).step_by(block).flat_map(|at| (at + scales..at + block).step_by(4)) {
+        let [a, b]: [f32; 2] = [found, expected].map(|kv| bytemuck::pod_read_unaligned(&kv[at..at + 4]));
+        if (a - b).abs() > b.abs() * 1e-5 || a.is_nan() != b.is_nan() {
+            return Err(format!("[byte {at}] = {a:e}, the twin has {b:e}"));
+        }
+    }
+    Ok(())
+}
+
 /// One multiprocessor: grids so small that blocks have to stride.
 const SMALL: DeviceProfile = DeviceProfile { sm_count: 1, ..DeviceProfile::A2000 };
 
@@ -111,8 +143,12 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
         | Kernel::GemvF32Add
         | Kernel::GemvF32Swiglu
         | Kernel::GemvF32Geglu => gemv::f32(kernel, random),
-        Kernel::RopeAppendF32 | Kernel::RopeAppendF16 => kv::rope_append(kernel, random),
-        Kernel::AttentionF32 | Kernel::AttentionF16 => kv::attention(kernel, random),
+        Kernel::RopeAppendF32 | Kernel::RopeAppendF16 | Kernel::RopeAppendQ8 => {
+            kv::rope_append(kernel, random)
+        }
+        Kernel::AttentionF32 | Kernel::AttentionF16 | Kernel::AttentionQ8 => {
+            kv::attention(kernel, random)
+        }
         Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => kv::attention_step(kernel, random),
         Kernel::AttentionChunk64 | Kernel::AttentionChunk128 | Kernel::AttentionChunk256 => {
             kv::attention_chunk(kernel, random)

@@ -121,6 +121,18 @@ extern "C" __global__ void copy_without_barrier(Global<const u32> in, Global<u32
     out[threadIdx.x] = values[threadIdx.x];
 }
 
+extern "C" __global__ void copy_over_copy(Global<const u32> in, Global<u32> out) {
+    begin();
+    SHARED(u32, values, 64);
+    for (u32 i = 0; i < 2; i++) {
+        if (threadIdx.x < 8) {
+            copy_async(values + threadIdx.x * 4, in + (i * 8 + threadIdx.x) * 4, 16);
+        }
+        close_copies();
+    }
+    wait_for_copies(0);
+}
+
 extern "C" __global__ void copy_before_inputs(Global<const u32> in, Global<u32> out) {
     SHARED(u32, values, 64);
     copy_async(values + threadIdx.x * 4 % 64, in + threadIdx.x * 4 % 64, 16);

@@ -10,7 +10,7 @@ use crate::compile;
 use crate::launch::{HostArg, Library, Storage};
 
 /// Kernels of net.cu and what the report contains; `None` where all is well.
-const KERNELS: [(&str, Option<&str>); 26] = [
+const KERNELS: [(&str, Option<&str>); 27] = [
     ("right", None),
     ("out_of_bounds", Some("reads 4 bytes at 256 of argument in, which has 256")),
     ("before_the_start", Some("reads 4 bytes at -4 of argument in")),
@@ -25,6 +25,7 @@ const KERNELS: [(&str, Option<&str>); 26] = [
     ("copies", None),
     ("copy_not_waited_for", Some("of shared values, uninitialised")),
     ("copy_without_barrier", Some("of shared values")),
+    ("copy_over_copy", Some("where a copy is on its way")),
     ("copy_before_inputs", Some("reads argument in before waiting for inputs")),
     ("write_after_read", Some("race: ")),
     ("two_blocks_write", Some("which another block wrote")),

@@ -2,7 +2,7 @@
 
 use kernels_ptx::{Access, Arg, Kernel, ParamKind, Slice, TwinArgs};
 
-use crate::cases::{self, Buf, Case, Compare, Memory};
+use crate::cases::{self, Buf, Case, Compare, Memory, check_q8_cache};
 use crate::compile;
 use crate::launch::{HostArg, Library, Storage};
 
@@ -65,8 +65,10 @@ tests! {
     gemv_f32_geglu: GemvF32Geglu,
     rope_append_f32: RopeAppendF32,
     rope_append_f16: RopeAppendF16,
+    rope_append_q8: RopeAppendQ8,
     attention_f32: AttentionF32,
     attention_f16: AttentionF16,
+    attention_q8: AttentionQ8,
     attention_chunk_64: AttentionChunk64,
     attention_chunk_128: AttentionChunk128,
     attention_chunk_256: AttentionChunk256,
@@ -228,6 +230,7 @@ impl Compare {
                 }
                 Ok(())
             }
+            Compare::Q8Cache(layout) => check_q8_cache(&layout, found, expected),
             Compare::Half => {
                 let (found, expected): (&[half::f16], &[half::f16]) =
                     (bytemuck::cast_slice(found), bytemuck::cast_slice(expected));

@@ -274,6 +274,8 @@ impl From<FusionArg> for FusionChoice {
 enum KvTypeArg {
     F16,
     F32,
+    /// i8, with a scale for each row
+    Q8,
 }
 
 impl NumericsArg {
@@ -291,6 +293,7 @@ impl From<KvTypeArg> for KvType {
         match kv_type {
             KvTypeArg::F16 => KvType::F16,
             KvTypeArg::F32 => KvType::F32,
+            KvTypeArg::Q8 => KvType::Q8,
         }
     }
 }

@@ -7,7 +7,9 @@ use kernels_ptx::ops::{
 };
 use kernels_ptx::{DeviceProfile, Kernel};
 
-use super::{BLOCK_SIZE, Buf, Buffers, Case, Compare, Memory, Model, Random, cache};
+use super::{
+    BLOCK_SIZE, Buf, Buffers, Case, Compare, Memory, Model, Random, cache_contents, layout,
+};
 
 /// The cases of a kernel, if it is for many rows.
 pub(super) fn of(
@@ -129,7 +131,7 @@ fn rows_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case 
     let (n_blocks, n_segments, order) = (2 * LOGICAL, 3, HalfOrder::Fragments);
     let tokens: Vec<u32> = positions.iter().flat_map(|p| [*p, *p, 0]).collect();
     let record = 2 + head_dim;
-    let kv = cache(model, n_blocks, true, random);
+    let kv = cache_contents(&layout(Kernel::AttentionRows, model, n_blocks), random);
     let partials = random.floats((n_tokens * n_head * n_segments * record) as usize);
     let mut b = Buffers::default();
     let args = attention_rows::Args {
@@ -172,7 +174,7 @@ fn chunk_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut
     let Model { n_head, n_kv_head, head_dim, .. } = model;
     let (n_tokens, first, n_blocks, order) = (128, 500, 2 * LOGICAL, HalfOrder::Rows);
     let tokens: Vec<u32> = (first..first + n_tokens).flat_map(|p| [p, p, 0]).collect();
-    let kv = cache(model, n_blocks, true, random);
+    let kv = cache_contents(&layout(kernel, model, n_blocks), random);
     let mut b = Buffers::default();
     let args = attention_chunk::Args {
         q: b.input(&random.floats((n_tokens * n_head * head_dim) as usize)),

@@ -3,8 +3,9 @@
 use half::f16;
 
 use super::rounded;
+use crate::ops::cache::{CacheIndex, CacheType};
 use crate::ops::rms_norm::inverse_rms;
-use crate::ops::rope_append::{CacheIndex, rotate, turn};
+use crate::ops::rope_append::{rotate, turn};
 use crate::schedule::{Header, Op};
 
 /// Of the cache, which is f16.
@@ -86,11 +87,12 @@ impl Layer<'_> {
     fn place(&self, slot: u32, value: bool, head: usize) -> usize {
         let h = self.header;
         let index = CacheIndex {
+            cache_type: CacheType::F16,
             n_kv_head: h.n_kv_head as usize,
             block_size: h.block_size as usize,
             head_dim: h.head_dim as usize,
         };
-        index.token(self.block_table, slot as usize, value, head)
+        index.first_elem(self.block_table, slot as usize, value, head)
     }
 
     fn store(&mut self, at: usize, head: &[f32]) {

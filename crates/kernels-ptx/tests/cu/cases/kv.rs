@@ -1,6 +1,7 @@
 //! The KV cache: append, attention, combine.
 
 use half::f16;
+use kv_paged::{KvCoord, KvLayout, KvPart, KvType, PagedKvConfig};
 use kernels_ptx::ops::{
     HalfOrder, attention, attention_chunk, attention_combine, attention_rows, attention_step,
     half_bytes, rope_append,
@@ -11,45 +12,54 @@ use super::{Buf, Builder, Case, Compare, Memory, Random};
 
 /// One layer of a paged cache whose blocks lie in any order, of several sequences.
 struct Layer {
-    n_kv_head: u32,
-    head_dim: u32,
-    block_size: u32,
-    elem_bytes: u32,
+    layout: KvLayout,
     n_logical: u32,
     /// Entries between tables that belong to no sequence of this layer.
     gap: u32,
     block_table: Vec<u32>,
-    n_blocks: u32,
 }
 
 impl Layer {
-    fn new(dims: [u32; 2], block_size: u32, slots: u32, half: bool, random: &mut Random) -> Self {
-        Self::of_sequences(1, dims, block_size, slots, half, random)
+    fn new(
+        kv_type: KvType,
+        dims: [u32; 2],
+        block_size: u32,
+        slots: u32,
+        random: &mut Random,
+    ) -> Self {
+        Self::of_sequences(1, kv_type, dims, block_size, slots, random)
     }
 
     fn of_sequences(
         n_sequences: u32,
-        dims: [u32; 2],
+        kv_type: KvType,
+        [n_kv_head, head_dim]: [u32; 2],
         block_size: u32,
         slots: u32,
-        half: bool,
         random: &mut Random,
     ) -> Self {
-        let [n_kv_head, head_dim] = dims;
-        let n_logical = slots.div_ceil(block_size);
+        let config = PagedKvConfig::new(1, n_kv_head, head_dim, slots)
+            .and_then(|config| config.with_block_size(block_size))
+            .and_then(|config| config.with_kv_type(kv_type));
+        let config = config.expect("a valid layer");
+        let n_logical = config.blocks_per_layer();
         let n_blocks = n_sequences * n_logical;
+        let layout = KvLayout::with_blocks(&config, n_blocks).expect("it is small");
         let gap = if n_sequences > 1 { 3 } else { 0 };
         let mut block_table = Vec::new();
         for blocks in random.shuffled(n_blocks).chunks(n_logical as usize) {
             block_table.extend((0..gap * u32::from(!block_table.is_empty())).map(|_| u32::MAX));
             block_table.extend(blocks);
         }
-        let elem_bytes = if half { 2 } else { 4 };
-        Self { n_kv_head, head_dim, block_size, elem_bytes, n_logical, gap, block_table, n_blocks }
+        Self { layout, n_logical, gap, block_table }
     }
 
     fn n_blocks(&self) -> u32 {
-        self.n_blocks
+        self.layout.blocks_per_layer()
+    }
+
+    fn elem_bytes(&self) -> u32 {
+        self.layout.kv_type().elem_bytes() as u32
     }
 
     fn table_stride(&self) -> u32 {
@@ -57,34 +67,70 @@ impl Layer {
     }
 
     fn n_sequences(&self) -> u32 {
-        self.n_blocks / self.n_logical
-    }
-
-    fn elems(&self) -> usize {
-        (self.n_blocks * 2 * self.n_kv_head * self.block_size * self.head_dim) as usize
+        self.n_blocks() / self.n_logical
     }
 
     /// Byte ranges of key and value of a slot, all heads.
     fn slot_of(&self, sequence: u32, slot: u32) -> Vec<std::ops::Range<usize>> {
-        let at =
-            sequence.min(self.n_sequences() - 1) * self.table_stride() + slot / self.block_size;
+        let block_size = self.layout.block_size_tokens();
+        let at = sequence.min(self.n_sequences() - 1) * self.table_stride() + slot / block_size;
         let block = self.block_table[at as usize];
-        let row_bytes = (self.head_dim * self.elem_bytes) as usize;
-        (0..2 * self.n_kv_head)
-            .map(|plane| {
-                let token =
-                    (block * 2 * self.n_kv_head + plane) * self.block_size + slot % self.block_size;
-                token as usize * row_bytes..(token as usize + 1) * row_bytes
-            })
-            .collect()
+        let mut ranges = Vec::new();
+        for (part, head) in [KvPart::Key, KvPart::Value]
+            .into_iter()
+            .flat_map(|part| (0..self.layout.n_kv_head()).map(move |head| (part, head)))
+        {
+            let at = KvCoord { layer: 0, block, part, head, token: slot % block_size, dim: 0 };
+            let first = self.layout.elem_index(at).expect("it is there") as usize;
+            let (bytes, dims) = (self.elem_bytes() as usize, self.layout.head_dim() as usize);
+            ranges.push(first * bytes..(first + dims) * bytes);
+            let scale = self.layout.scale_offset_bytes(at).expect("it is there");
+            ranges.extend(scale.map(|at| at as usize..at as usize + 4));
+        }
+        ranges
     }
 
     fn contents(&self, random: &mut Random) -> Vec<u8> {
-        let values = random.floats(self.elems());
-        match self.elem_bytes {
-            2 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        cache_contents(&self.layout, random)
+    }
+
+    /// How what was appended has to agree.
+    fn compare(&self) -> Compare {
+        match self.layout.kv_type() {
+            KvType::Q8 => Compare::Q8Cache(self.layout),
+            KvType::F16 => Compare::Half,
+            _ => Compare::F32 { per: self.layout.head_dim() as usize },
         }
+    }
+}
+
+/// The element type of a kernel's cache.
+pub(crate) fn kv_type(kernel: Kernel) -> KvType {
+    match kernel {
+        Kernel::RopeAppendF32 | Kernel::AttentionF32 | Kernel::AttentionStepF32 => KvType::F32,
+        Kernel::RopeAppendQ8 | Kernel::AttentionQ8 => KvType::Q8,
+        _ => KvType::F16,
+    }
+}
+
+/// A cache full of numbers.
+pub(crate) fn cache_contents(layout: &KvLayout, random: &mut Random) -> Vec<u8> {
+    let values = random.floats(layout.total_elems() as usize);
+    match layout.kv_type() {
+        KvType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        KvType::Q8 => {
+            let block = layout.block_bytes() as usize;
+            let scales = layout.scales_offset_in_block_bytes().expect("it has scales") as usize;
+            let mut bytes: Vec<u8> =
+                (0..layout.total_bytes()).map(|_| random.bits() as u8).collect();
+            for block in bytes.chunks_exact_mut(block) {
+                for scale in block[scales..].chunks_exact_mut(4) {
+                    scale.copy_from_slice(&((random.float() + 2.0) / 200.0).to_le_bytes());
+                }
+            }
+            bytes
+        }
+        _ => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
     }
 }
 
@@ -102,7 +148,6 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
         [2, 2, 6, 0, 0, 16, 1, 0],
         [2, 1, 16, 8, 0, 4, 5, 0],
     ];
-    let half = kernel == Kernel::RopeAppendF16;
     let case = |shape: [u32; 8]| {
         let [n_head, n_kv_head, head_dim, n_pairs, pairing, block_size, n_tokens, norms] = shape;
         let mut b = Builder::default();
@@ -118,7 +163,9 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
                 .collect(),
         };
         let dims = [n_kv_head, head_dim];
-        let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
+        let kv_type = kv_type(kernel);
+        let layer =
+            Layer::of_sequences(n_sequences, kv_type, dims, block_size, slots, random);
         let first = 131_000 + random.below(50);
         let tokens: Vec<u32> =
             (first..first + n_tokens).flat_map(|p| [p, p % slots, random.below(9)]).collect();
@@ -126,7 +173,7 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
             (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
         let heads = n_head + 2 * n_kv_head;
         let kv = layer.contents(random);
-        let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+        let compare = layer.compare();
         let args = rope_append::Args {
             qkv: b.input(&random.floats((n_tokens * heads * head_dim) as usize)),
             q_norm: (norms == 1).then(|| b.input(&random.floats(head_dim as usize))),
@@ -151,7 +198,7 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
             n_sequences,
             table_stride: layer.table_stride(),
             n_logical: layer.n_logical,
-            kv_elem_bytes: layer.elem_bytes,
+            kv_elem_bytes: layer.elem_bytes(),
             norm_eps: 1e-6,
             magnitude: 1.25,
         };
@@ -245,7 +292,7 @@ pub(crate) fn attention_step(kernel: Kernel, random: &mut Random) -> Vec<Case> {
     let [_, many, groups, ..] = shapes[..] else { unreachable!("there are shapes") };
     shapes.push(Attention { n_context: 50, n_head: 9, n_kv_head: 1, ..many });
     shapes.extend([33, 65, 97, 129].map(|n| Attention { n_context: 400 + n, ..groups }));
-    shapes.push(Attention { n_context: 700, n_segments: 40, max_context_tokens: 1024, ..groups });
+    shapes.push(Attention { n_context: 1000, n_segments: 64, max_context_tokens: 1024, ..groups });
     shapes.into_iter().map(|shape| attention_step_case(kernel, shape, random)).collect()
 }
 
@@ -279,8 +326,7 @@ fn attended(
 fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
     let Attention { n_head, n_kv_head, head_dim, block_size, .. } = shape;
     let slots = shape.max_context_tokens;
-    let half = kernel == Kernel::AttentionStepF16;
-    let layer = Layer::new([n_kv_head, head_dim], block_size, slots, half, random);
+    let layer = Layer::new(kv_type(kernel), [n_kv_head, head_dim], block_size, slots, random);
     let position = shape.n_context - 1;
     let mut kv = layer.contents(random);
     let set = attended(&layer, shape, &[[0, position]], true, &mut kv);
@@ -292,7 +338,7 @@ fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) ->
     let record = 2 + head_dim;
     let n_partials = (n_head * shape.n_segments * record) as usize;
     let mut b = Builder::default();
-    let compare = if half { Compare::Half } else { Compare::F32 { per: head_dim as usize } };
+    let compare = layer.compare();
     let args = attention_step::Args {
         qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
         q_norm: norms.then(|| b.input(&random.floats(head_dim as usize))),
@@ -324,7 +370,7 @@ fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) ->
         n_segments: shape.n_segments,
         segment_min: shape.segment_min,
         window: shape.window,
-        kv_elem_bytes: layer.elem_bytes,
+        kv_elem_bytes: layer.elem_bytes(),
         norm_eps: 1e-6,
         magnitude: 1.0,
         scale: 3.0 / (head_dim as f32).sqrt(),
@@ -334,12 +380,12 @@ fn attention_step_case(kernel: Kernel, shape: Attention, random: &mut Random) ->
 }
 
 impl AttentionRows {
-    fn new(shape: Attention, half: bool, random: &mut Random) -> Self {
+    fn new(shape: Attention, kv_type: KvType, random: &mut Random) -> Self {
         let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, .. } = shape;
         let slots = shape.max_context_tokens;
         let n_sequences = shape.n_sequences;
         let dims = [n_kv_head, head_dim];
-        let layer = Layer::of_sequences(n_sequences, dims, block_size, slots, half, random);
+        let layer = Layer::of_sequences(n_sequences, kv_type, dims, block_size, slots, random);
         // Token t of the launch sees one token more than the one before it, or t sequences have tokens
         // of their own. The last token's sequence is beyond the last.
         let position = |t| match n_sequences {
@@ -367,9 +413,8 @@ impl AttentionRows {
 
 fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case {
     let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, n_sequences, .. } = shape;
-    let half = kernel == Kernel::AttentionF16;
     let AttentionRows { layer, sequences, tokens, kv, set, q } =
-        AttentionRows::new(shape, half, random);
+        AttentionRows::new(shape, kv_type(kernel), random);
     let slots = shape.max_context_tokens;
     let record = 2 + head_dim;
     let mut b = Builder::default();
@@ -396,7 +441,7 @@ fn attention_case(kernel: Kernel, shape: Attention, random: &mut Random) -> Case
         n_segments: shape.n_segments,
         segment_min: shape.segment_min,
         window: shape.window,
-        kv_elem_bytes: layer.elem_bytes,
+        kv_elem_bytes: layer.elem_bytes(),
         scale: 1.0 / (head_dim as f32).sqrt(),
     };
     let geometry = args.geometry(&DeviceProfile::A2000);
@@ -522,7 +567,7 @@ fn chunk_case(kernel: Kernel, shape: Chunk, random: &mut Random) -> Case {
     let slots = 200;
     // The last sequence is that of padding: position 0 of it is there.
     let dims = [n_kv_head, head_dim];
-    let layer = Layer::of_sequences(3, dims, block_size, slots, true, random);
+    let layer = Layer::of_sequences(3, KvType::F16, dims, block_size, slots, random);
     let mut rows = Vec::new();
     for (sequence, [first, count]) in (0..).zip(shape.runs) {
         rows.extend((first..first + count).map(|position| [sequence, position]));
@@ -592,7 +637,7 @@ pub(crate) fn attention_rows(random: &mut Random) -> Vec<Case> {
         let Attention { n_head, n_kv_head, head_dim, block_size, n_tokens, n_sequences, .. } =
             shape;
         let AttentionRows { layer, sequences, tokens, kv, set, q } =
-            AttentionRows::new(shape, true, random);
+            AttentionRows::new(shape, KvType::F16, random);
         let order = if index % 3 == 2 { HalfOrder::Rows } else { HalfOrder::Fragments };
         let record = 2 + head_dim;
         let n_partials = (n_tokens * n_head * shape.n_segments * record) as usize;
