@@ -59,6 +59,17 @@ fn unknown_kinds() {
 }
 
 #[test]
+fn a_refusal_is_one_line_whatever_it_names() {
+    let names = "a\nb\u{1b}[2J".to_owned();
+    let pre = refusal(Vocabulary { pre: Some(names.clone()), ..bpe() });
+    let model = refusal(Vocabulary { model: names.clone(), ..bpe() });
+    let merge = refusal(Vocabulary { merges: vec![names], ..bpe() });
+    for text in [pre, model, merge] {
+        assert!(text.contains(r"a\nb\u{1b}[2J") && !text.contains(char::is_control), "{text:?}");
+    }
+}
+
+#[test]
 fn tables_of_the_wrong_length() {
     let error = refusal(Vocabulary { token_types: vec![1; 7], ..bpe() });
     assert_eq!(error, "tokenizer.ggml.token_type has 7 entries for 8 tokens");

@@ -149,10 +149,14 @@ pub enum TokenizerWarning {
     },
 }
 
-/// At most 40 characters of `text`, for a message.
+/// At most 40 characters of `text`, for a message, which is one line whatever they are.
 pub(super) fn shorten(text: &str) -> String {
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    let mut out = String::new();
+    for c in text.chars().take(40) {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
     }
+    if text.chars().nth(40).is_some() {
+        out.push('…');
+    }
+    out
 }
