@@ -60,11 +60,9 @@ fn s18_sampling_is_a_function_of_seed_and_position_whoever_drives() {
 
 #[test]
 fn s6_a_shuffled_block_table_changes_nothing() {
-    for (numerics, kv_type) in [
-        (Numerics::Q8, KvType::F16),
-        (Numerics::Q8, KvType::Q8),
-        (Numerics::Exact, KvType::F32),
-    ] {
+    for (numerics, kv_type) in
+        [(Numerics::Q8, KvType::F16), (Numerics::Q8, KvType::Q8), (Numerics::Exact, KvType::F32)]
+    {
         // 60 tokens: beyond the context of 48, around the ring.
         let decode = |shuffled| {
             decode(&mut Tiny::new(numerics, kv_type, shuffled, 1), Head::Greedy, false, 60)

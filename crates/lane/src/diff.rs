@@ -199,9 +199,8 @@ fn dequantised(blocks: &[u8], layout: &KvLayout) -> Vec<f64> {
     let scales = layout.scales_offset_in_block_bytes().unwrap_or(0) as usize;
     let of_block = |block: &[u8]| {
         let scales: Vec<f32> = bytemuck::pod_collect_to_vec(&block[scales..]);
-        let value = |(i, &quant): (usize, &u8)| {
-            f64::from(scales[i / row_elems]) * f64::from(quant as i8)
-        };
+        let value =
+            |(i, &quant): (usize, &u8)| f64::from(scales[i / row_elems]) * f64::from(quant as i8);
         block[..elems].iter().enumerate().map(value).collect::<Vec<f64>>()
     };
     blocks.chunks_exact(layout.block_bytes() as usize).flat_map(of_block).collect()

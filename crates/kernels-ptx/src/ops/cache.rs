@@ -96,13 +96,7 @@ impl CacheIndex {
     }
 
     /// Where a row begins, in elements, of a cache without scales.
-    pub(super) fn first_elem(
-        &self,
-        table: &[u32],
-        slot: usize,
-        value: bool,
-        head: usize,
-    ) -> usize {
+    pub(super) fn first_elem(&self, table: &[u32], slot: usize, value: bool, head: usize) -> usize {
         self.row(table, slot, value, head).elems / self.cache_type.elem_bytes()
     }
 
@@ -197,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_row_comes_back_to_half_a_quant() {
-        let index = CacheIndex { cache_type: CacheType::Q8, n_kv_head: 1, block_size: 2, head_dim: 5 };
+        let index =
+            CacheIndex { cache_type: CacheType::Q8, n_kv_head: 1, block_size: 2, head_dim: 5 };
         let mut kv = vec![0xffu8; bytes(1, 1, 2, 5, 1) as usize];
         let row = index.row(&[0], 1, true, 0);
         let mut found = [0.0; 5];

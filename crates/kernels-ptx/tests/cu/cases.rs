@@ -1,7 +1,7 @@
 //! Arguments to run kernels on: shapes that models have, awkward ones, random contents.
 
-use kv_paged::KvLayout;
 use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
+use kv_paged::KvLayout;
 
 mod data;
 mod fused;
@@ -104,7 +104,8 @@ pub(crate) fn check_q8_cache(
         return Err(format!(": {neighbours} quants are not those of the twin"));
     }
     for at in (0..found.len()).step_by(block).flat_map(|at| (at + scales..at + block).step_by(4)) {
-        let [a, b]: [f32; 2] = [found, expected].map(|kv| bytemuck::pod_read_unaligned(&kv[at..at + 4]));
+        let [a, b]: [f32; 2] =
+            [found, expected].map(|kv| bytemuck::pod_read_unaligned(&kv[at..at + 4]));
         if (a - b).abs() > b.abs() * 1e-5 || a.is_nan() != b.is_nan() {
             return Err(format!("[byte {at}] = {a:e}, the twin has {b:e}"));
         }

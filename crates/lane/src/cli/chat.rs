@@ -33,7 +33,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let options = args.generation.options(args.n);
+    // Who asks wants the answer, and the same one tomorrow.
+    let options = args.generation.options(args.n, 0.0);
     options.check()?;
     let (lane, model) = args.load.load()?;
     let cancel = options.cancel.clone();

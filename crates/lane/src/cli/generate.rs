@@ -11,7 +11,7 @@ use lane::chat::{ChatTemplate, Conversation, Role};
 use lane::residency::Telemetry;
 use lane::saved_state::SavedState;
 use lane::tokenizer::Special;
-use lane::{GenerateOptions, Lane, LaneError, Logprob, Logprobs, StopReason, Timing};
+use lane::{GenerateOptions, Lane, LaneError, Logprob, Logprobs, Sampling, StopReason, Timing};
 use serde::Serialize;
 
 use super::generation::GenerationArgs;
@@ -103,7 +103,8 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let options = GenerateOptions { logprobs: args.logprobs, ..args.generation.options(args.n) };
+    let generation = args.generation.options(args.n, Sampling::default().temperature);
+    let options = GenerateOptions { logprobs: args.logprobs, ..generation };
     options.check()?;
     let prompt = args.prompt_text()?;
     anyhow::ensure!(!prompt.is_empty(), "the prompt is empty: give some text to go on from");

@@ -7,9 +7,9 @@ use lane::{DriveMode, GenerateOptions, Penalties, Sampling};
 #[derive(clap::Args)]
 #[command(next_help_heading = "Choosing tokens")]
 pub(super) struct GenerationArgs {
-    /// Temperature; 0 takes the likeliest token
-    #[arg(long, alias = "temperature", default_value_t = 0.8, allow_negative_numbers = true)]
-    temp: f32,
+    /// Temperature; 0 takes the likeliest token [default: 0.8, in a chat 0]
+    #[arg(long, alias = "temperature", allow_negative_numbers = true)]
+    temp: Option<f32>,
     /// Keep this many likeliest tokens (0: 1024)
     #[arg(long, default_value_t = 40)]
     top_k: u32,
@@ -47,11 +47,12 @@ pub(super) struct GenerationArgs {
 }
 
 impl GenerationArgs {
-    pub(super) fn options(&self, n_tokens: u32) -> GenerateOptions {
+    /// With `usual` temperature unless another was asked for.
+    pub(super) fn options(&self, n_tokens: u32, usual: f32) -> GenerateOptions {
         GenerateOptions {
             n_tokens,
             sampling: Sampling {
-                temperature: self.temp,
+                temperature: self.temp.unwrap_or(usual),
                 top_k: self.top_k,
                 top_p: self.top_p,
                 min_p: self.min_p,

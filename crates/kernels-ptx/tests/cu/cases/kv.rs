@@ -1,12 +1,12 @@
 //! The KV cache: append, attention, combine.
 
 use half::f16;
-use kv_paged::{KvCoord, KvLayout, KvPart, KvType, PagedKvConfig};
 use kernels_ptx::ops::{
     HalfOrder, attention, attention_chunk, attention_combine, attention_rows, attention_step,
     half_bytes, rope_append,
 };
 use kernels_ptx::{DeviceProfile, Kernel};
+use kv_paged::{KvCoord, KvLayout, KvPart, KvType, PagedKvConfig};
 
 use super::{Buf, Builder, Case, Compare, Memory, Random};
 
@@ -164,8 +164,7 @@ pub(crate) fn rope_append(kernel: Kernel, random: &mut Random) -> Vec<Case> {
         };
         let dims = [n_kv_head, head_dim];
         let kv_type = kv_type(kernel);
-        let layer =
-            Layer::of_sequences(n_sequences, kv_type, dims, block_size, slots, random);
+        let layer = Layer::of_sequences(n_sequences, kv_type, dims, block_size, slots, random);
         let first = 131_000 + random.below(50);
         let tokens: Vec<u32> =
             (first..first + n_tokens).flat_map(|p| [p, p % slots, random.below(9)]).collect();
