@@ -1,7 +1,5 @@
 //! The generation loop: prompt in, tokens out one by one, over one locked lane.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use decode_graph::{Drive, Head};
@@ -10,6 +8,7 @@ use kernels_ptx::TokenParams;
 
 use crate::lane::{LaneError, State};
 use crate::sampling::{Logprobs, Penalties, Sampling, draw};
+use crate::shared::{Cancel, Held};
 use crate::stop_text::StoppedText;
 use crate::tokenizer::Tokenizer;
 
@@ -21,27 +20,6 @@ pub enum DriveMode {
     SelfAdvance,
     /// The host uploads 12 bytes per token.
     Host,
-}
-
-/// Stops a generation from elsewhere: a signal handler, another thread. Clones are one switch.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Ends the generation before its next token, also while it computes its prompt.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Lets the next generation run.
-    pub fn reset(&self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether it was cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// What to generate.
@@ -168,7 +146,7 @@ impl Timing {
 /// cancels; the lane is ready for the next one. It ends after an error, with no stop reason, and
 /// the lane forgets what its cache held.
 pub struct Generation<'a> {
-    state: MutexGuard<'a, State>,
+    state: Held<'a, State>,
     options: GenerateOptions,
     text: StoppedText,
     tokenizer: &'a Tokenizer,
@@ -191,7 +169,7 @@ impl<'a> Generation<'a> {
     /// Computes the prompt up to its last token. What the cache still holds of an earlier
     /// sequence with the same beginning is not computed again.
     pub(crate) fn start(
-        mut state: MutexGuard<'a, State>,
+        mut state: Held<'a, State>,
         tokenizer: &'a Tokenizer,
         prompt: &[u32],
         options: GenerateOptions,

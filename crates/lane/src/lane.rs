@@ -1,13 +1,13 @@
 //! The library's front door: a loaded model behind one lock.
 
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use decode_graph::{Head, OpTime};
 
 use crate::decode::Decode;
-use crate::generate::{Cancel, GenerateOptions, Generation};
+use crate::generate::{GenerateOptions, Generation};
 use crate::residency::{ResidencyError, Telemetry};
+use crate::shared::{Cancel, Held, Shared};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// Why a lane refused. After a refusal the lane is as usable as before.
@@ -95,7 +95,7 @@ pub enum LaneError {
 /// A loaded model: one sequence at a time, its state behind one lock.
 pub struct Lane {
     tokenizer: Tokenizer,
-    state: Mutex<State>,
+    state: Shared<State>,
 }
 
 /// What the lock protects.
@@ -171,7 +171,7 @@ impl Lane {
     /// A lane over a decoder that has a model loaded.
     pub fn new(decoder: Box<dyn Decode>, tokenizer: Tokenizer) -> Self {
         let state = State { decoder, history: Vec::new(), chosen: 0 };
-        Self { tokenizer, state: Mutex::new(state) }
+        Self { tokenizer, state: Shared::new(state) }
     }
 
     /// The tokenizer of the model.
@@ -281,8 +281,8 @@ impl Lane {
         Ok(self.lock()?.decoder.report())
     }
 
-    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, State>, LaneError> {
-        self.state.lock().map_err(|_| LaneError::Poisoned)
+    pub(crate) fn lock(&self) -> Result<Held<'_, State>, LaneError> {
+        self.state.hold().ok_or(LaneError::Poisoned)
     }
 }
 
@@ -297,7 +297,7 @@ pub struct Prefilled {
 
 /// A lane being fed token by token.
 pub struct Evaluator<'a> {
-    state: MutexGuard<'a, State>,
+    state: Held<'a, State>,
     logits: Vec<f32>,
 }
 

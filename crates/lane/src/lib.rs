@@ -20,14 +20,16 @@ pub mod residency;
 pub mod sampling;
 pub mod saved_state;
 pub mod session;
+mod shared;
 pub mod stop_text;
 pub mod synth;
 pub mod tokenizer;
 
-pub use generate::{Cancel, DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
+pub use generate::{DriveMode, GenerateOptions, Generation, StopReason, Timing, Token};
 pub use lane::{Evaluator, Lane, LaneError};
 pub use loading::CachePlace;
 pub use memory_plan::{ContextSize, FusionChoice, MemoryPlan, PlanOptions};
 pub use open::{BackendChoice, LaneOptions, ModelFile};
 pub use sampling::{Logprob, Logprobs, Penalties, Sampling};
 pub use session::{Answer, Session, SessionEvent};
+pub use shared::Cancel;
