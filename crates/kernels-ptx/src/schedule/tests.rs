@@ -1,5 +1,9 @@
 //! Every row once, bytes in order, balance, places that do not overlap.
 
+use q4k_soa::{PackedLayout, Shape, WeightType};
+
+use super::model::units;
+use super::planner::partition;
 use super::*;
 
 const H200: (u32, u32) = (132, 232_448);
