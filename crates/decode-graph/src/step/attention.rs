@@ -12,6 +12,28 @@ use crate::plan::{LayerWeights, half_order};
 /// Tokens of a run from which on they attend together: a tile of the matrix instructions has 16.
 const LONG_RUN_TOKENS: u32 = 16;
 
+/// Arguments of an operation over a layer's cache: its own, and those that all of them have.
+macro_rules! over_cache {
+    ($recorder:expr, $cache:expr, $op:ident { $($own:tt)* }) => {
+        ops::$op::Args {
+            kv: $cache.kv,
+            sequences: $recorder.arena.sequences,
+            block_table: $cache.block_table,
+            tokens: $recorder.arena.tokens,
+            n_tokens: $recorder.plan.n_tokens,
+            n_head: $recorder.plan.dims.n_head,
+            n_kv_head: $recorder.plan.dims.n_kv_head,
+            head_dim: $recorder.plan.dims.head_dim,
+            block_size: $recorder.plan.kv.block_size_tokens(),
+            n_blocks: $cache.n_blocks,
+            n_sequences: $cache.n_sequences,
+            table_stride: $cache.table_stride,
+            n_logical: $cache.n_logical,
+            $($own)*
+        }
+    };
+}
+
 impl Recorder<'_> {
     pub(super) fn attention(
         &mut self,
@@ -103,112 +125,72 @@ impl Recorder<'_> {
         inverse_frequencies: View,
     ) -> Result<(), RecordError> {
         let (plan, arena, d) = (self.plan, self.arena, self.plan.dims);
-        let LayerCache { kv, block_table, n_blocks, n_sequences, table_stride, n_logical, .. } =
-            *cache;
-        let (sequences, kv_elem_bytes) = (arena.sequences, cache.kernels.elem_bytes);
-        let args = ops::rope_append::Args {
-            qkv: arena.qkv,
-            q_norm: layer.q_norm,
-            k_norm: layer.k_norm,
-            inverse_frequencies,
-            tokens: arena.tokens,
-            sequences,
-            block_table,
-            q: arena.q,
-            kv,
-            n_tokens: plan.n_tokens,
-            n_head: d.n_head,
-            n_kv_head: d.n_kv_head,
-            head_dim: d.head_dim,
-            n_pairs: plan.rope.n_pairs,
-            pairing: plan.rope.pairing as u32,
-            block_size: plan.kv.block_size_tokens(),
-            n_blocks,
-            n_sequences,
-            table_stride,
-            n_logical,
-            kv_elem_bytes,
-            norm_eps: plan.norm_eps,
-            magnitude: plan.rope.magnitude,
-        };
-        launch!(self, "rope and kv append", cache.kernels.append, args);
-        if let Some(kernel) = self.chunk_kernel(cache) {
-            let args = ops::attention_chunk::Args {
+        let args = over_cache!(
+            self,
+            cache,
+            rope_append {
+                qkv: arena.qkv,
+                q_norm: layer.q_norm,
+                k_norm: layer.k_norm,
+                inverse_frequencies,
                 q: arena.q,
-                kv,
-                sequences,
-                block_table,
-                tokens: arena.tokens,
-                out: arena.attention_half,
-                n_tokens: plan.n_tokens,
-                run_tokens: plan.run_tokens,
-                n_head: d.n_head,
-                n_kv_head: d.n_kv_head,
-                head_dim: d.head_dim,
-                block_size: plan.kv.block_size_tokens(),
-                n_blocks,
-                n_sequences,
-                table_stride,
-                n_logical,
-                window: layer.window,
-                order: half_order(plan.n_tokens) as u32,
-                scale: plan.attention_scale,
-            };
+                n_pairs: plan.rope.n_pairs,
+                pairing: plan.rope.pairing as u32,
+                kv_elem_bytes: cache.kernels.elem_bytes,
+                norm_eps: plan.norm_eps,
+                magnitude: plan.rope.magnitude,
+            }
+        );
+        launch!(self, "rope and kv append", cache.kernels.append, args);
+        let (q, window, scale) = (arena.q, layer.window, plan.attention_scale);
+        if let Some(kernel) = self.chunk_kernel(cache) {
+            let (run_tokens, out) = (plan.run_tokens, arena.attention_half);
+            let order = half_order(plan.n_tokens) as u32;
+            let args = over_cache!(
+                self,
+                cache,
+                attention_chunk { q, out, run_tokens, window, order, scale }
+            );
             launch!(self, "attention", kernel, args);
             return Ok(());
         }
+        let (partials, n_segments) = (arena.partials, plan.n_segments);
+        let max_context_tokens = plan.kv.max_context_tokens();
+        let segment_min = DeviceProfile::SEGMENT_MIN;
         if plan.uses_halves() && cache.kernels.half {
-            let args = ops::attention_rows::Args {
-                q: arena.q,
-                kv,
-                sequences,
-                block_table,
-                tokens: arena.tokens,
-                partials: arena.partials,
-                arrivals: arena.row_arrivals,
-                out: arena.attention_half,
-                n_tokens: plan.n_tokens,
-                n_head: d.n_head,
-                n_kv_head: d.n_kv_head,
-                head_dim: d.head_dim,
-                block_size: plan.kv.block_size_tokens(),
-                n_blocks,
-                n_sequences,
-                table_stride,
-                n_logical,
-                max_context_tokens: plan.kv.max_context_tokens(),
-                n_segments: plan.n_segments,
-                segment_min: DeviceProfile::SEGMENT_MIN,
-                window: layer.window,
-                order: half_order(plan.n_tokens) as u32,
-                scale: plan.attention_scale,
-            };
+            let args = over_cache!(
+                self,
+                cache,
+                attention_rows {
+                    q,
+                    partials,
+                    arrivals: arena.row_arrivals,
+                    out: arena.attention_half,
+                    max_context_tokens,
+                    n_segments,
+                    segment_min,
+                    window,
+                    order: half_order(plan.n_tokens) as u32,
+                    scale,
+                }
+            );
             launch!(self, "attention", Kernel::AttentionRows, args);
             return Ok(());
         }
-        let args = ops::attention::Args {
-            q: arena.q,
-            kv,
-            sequences,
-            block_table,
-            tokens: arena.tokens,
-            partials: arena.partials,
-            n_tokens: plan.n_tokens,
-            n_head: d.n_head,
-            n_kv_head: d.n_kv_head,
-            head_dim: d.head_dim,
-            block_size: plan.kv.block_size_tokens(),
-            n_blocks,
-            n_sequences,
-            table_stride,
-            n_logical,
-            max_context_tokens: plan.kv.max_context_tokens(),
-            n_segments: plan.n_segments,
-            segment_min: DeviceProfile::SEGMENT_MIN,
-            window: layer.window,
-            kv_elem_bytes,
-            scale: plan.attention_scale,
-        };
+        let args = over_cache!(
+            self,
+            cache,
+            attention {
+                q,
+                partials,
+                max_context_tokens,
+                n_segments,
+                segment_min,
+                window,
+                kv_elem_bytes: cache.kernels.elem_bytes,
+                scale,
+            }
+        );
         launch!(self, "attention", cache.kernels.attention, args);
         let args = ops::attention_combine::Args {
             partials: arena.partials,
