@@ -1,5 +1,5 @@
 // The table of the persistent step: what all blocks know, and each block's operations. Written by
-// src/schedule/mod.rs, which says what the words mean; both have them in the same order.
+// src/schedule/table.rs, which says what the words mean; both have them in the same order.
 #pragma once
 
 #include "common.cuh"
