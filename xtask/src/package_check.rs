@@ -134,7 +134,8 @@ impl Outside {
 
     /// What a registry would answer, and the folder that `cuda-load`'s page says to make.
     fn configure(&self, crates: &[&str]) -> Result<()> {
-        let mut config = String::from("[patch.crates-io]\n");
+        // Tests decode whole models; the workspace's profiles are not seen here.
+        let mut config = String::from("[profile.dev]\nopt-level = 1\n\n[patch.crates-io]\n");
         for name in crates {
             writeln!(config, "{name} = {{ path = {:?} }}", self.folder.join(name))?;
         }
@@ -166,7 +167,7 @@ impl Outside {
         let mut command = Command::new("cargo");
         command.current_dir(self.folder.join(name)).args(arguments);
         command.env("CARGO_TARGET_DIR", target);
-        // Outside the tree nothing is optimised, and the packages are what is in question here.
+        // The packages are what is in question here.
         command.env("PROPTEST_CASES", "16");
         // This process was started by cargo and has its variables.
         let of_cargo = |name: &OsStr| name.to_string_lossy().starts_with("CARGO_PKG_");
