@@ -13,7 +13,7 @@ use lane::batch::{
     Ticket,
 };
 use proptest::prelude::*;
-use toy::{Toy, VOCAB, choose};
+use toy::{PROMPT_VOCAB, Toy, VOCAB, choose};
 
 fn options(blocks: u32) -> SchedulerOptions {
     SchedulerOptions {
@@ -255,6 +255,10 @@ fn what_cannot_run_is_refused_with_numbers() {
         engine.submit(Job { prompt, n_tokens: 9, salt: 0 }, Sampling::GREEDY)
     };
     assert_eq!(submit(&mut engine, vec![]), Err(SubmitError::EmptyPrompt));
+    assert_eq!(
+        submit(&mut engine, vec![1, PROMPT_VOCAB, 2]),
+        Err(SubmitError::IdOutOfRange { id: PROMPT_VOCAB, n_vocab: PROMPT_VOCAB })
+    );
     assert_eq!(engine.scheduler().max_tokens(), 32);
     assert_eq!(
         submit(&mut engine, vec![1; 33]),

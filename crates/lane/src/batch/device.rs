@@ -247,6 +247,10 @@ where
     B::Memory: Send,
     B::Executable: Send,
 {
+    fn n_vocab(&self) -> u32 {
+        self.plan.dims.n_vocab
+    }
+
     fn transfer(&mut self, transfer: Transfer) -> Result<(), ResidencyError> {
         let (kv, _) = self.arenas()?;
         let Many { places, host, .. } = self.many.as_mut().ok_or(NOT_LOADED)?;

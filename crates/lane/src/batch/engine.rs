@@ -83,6 +83,10 @@ impl<S: BatchStep> Engine<S> {
 
     /// Takes a job; it runs when there is room.
     pub fn submit(&mut self, job: Job, sampling: Sampling) -> Result<Ticket, SubmitError> {
+        let n_vocab = self.step.n_vocab();
+        if let Some(&id) = job.prompt.iter().find(|&&id| id >= n_vocab) {
+            return Err(SubmitError::IdOutOfRange { id, n_vocab });
+        }
         let ticket = self.scheduler.submit(job)?;
         self.sampling.insert(ticket, sampling);
         Ok(ticket)

@@ -70,6 +70,14 @@ pub enum SubmitError {
     /// Nothing to start from.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
+    /// A token of the prompt that the vocabulary does not have.
+    #[error("token id {id} is out of range: the vocabulary has {n_vocab} tokens")]
+    IdOutOfRange {
+        /// The id.
+        id: u32,
+        /// Tokens of the vocabulary.
+        n_vocab: u32,
+    },
     /// The prompt, and a first token behind it, can never be in the cache.
     #[error(
         "the prompt has {prompt_tokens} tokens, a sequence can have {max_tokens}, its answer among \

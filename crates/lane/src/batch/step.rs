@@ -57,6 +57,9 @@ pub struct Wanted {
 /// Calls take effect in the order in which they are made. After an error nothing is known about the
 /// cache.
 pub trait BatchStep: Send {
+    /// Tokens of the vocabulary.
+    fn n_vocab(&self) -> u32;
+
     /// Moves a block, in every layer of its group.
     fn transfer(&mut self, transfer: Transfer) -> Result<(), ResidencyError>;
 
@@ -77,6 +80,10 @@ pub trait BatchStep: Send {
 }
 
 impl<S: BatchStep + ?Sized> BatchStep for Box<S> {
+    fn n_vocab(&self) -> u32 {
+        (**self).n_vocab()
+    }
+
     fn transfer(&mut self, transfer: Transfer) -> Result<(), ResidencyError> {
         (**self).transfer(transfer)
     }

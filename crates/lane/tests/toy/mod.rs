@@ -8,6 +8,8 @@ use lane::batch::{BatchStep, Bucket, Row, SchedulerOptions, StepKind, Wanted};
 use lane::residency::ResidencyError;
 
 pub(crate) const VOCAB: u32 = 1000;
+/// Prompts may have more: they are any tokenizer's.
+pub(crate) const PROMPT_VOCAB: u32 = 1 << 16;
 
 pub(crate) struct Toy {
     groups: Vec<LayerGroup>,
@@ -57,6 +59,10 @@ impl Toy {
 }
 
 impl BatchStep for Toy {
+    fn n_vocab(&self) -> u32 {
+        PROMPT_VOCAB
+    }
+
     fn transfer(&mut self, transfer: Transfer) -> Result<(), ResidencyError> {
         let (device, host) = (&mut self.device, &mut self.host);
         match transfer {
