@@ -94,13 +94,15 @@ impl Reference {
         sure
     }
 
-    /// What logits of 8-bit activations may be off by.
-    fn q8_tolerance(&self) -> f64 {
-        match self.name.as_str() {
-            // One case of three is at 6.2e-2: docs/MODELS.md says where that comes from.
-            "smollm2-135m-q4_1" => 6.5e-2,
-            _ => 6e-2,
-        }
+    /// What logits of a case may be off by.
+    fn tolerance(&self, numerics: Numerics, case: &Case) -> f64 {
+        let tolerance = match (numerics, self.name.as_str(), case.prompt.as_str()) {
+            (Numerics::Exact, ..) => 1e-4,
+            // Known to miss the 6e-2 that is wanted, at 6.2e-2: docs/MODELS.md says why.
+            (Numerics::Q8, "smollm2-135m-q4_1", "The capital of France is") => 6.5e-2,
+            (Numerics::Q8, ..) => 6e-2,
+        };
+        self.exact_tolerance().max(tolerance)
     }
 
     fn load(&self, numerics: Numerics) -> Lane {
@@ -109,12 +111,12 @@ impl Reference {
         ModelFile::open(Some(&self.path)).unwrap().load(&options, &mut |_| {}).unwrap()
     }
 
-    fn check_logits(&self, numerics: Numerics, tolerance: f64) {
-        let tolerance = tolerance.max(self.exact_tolerance());
+    fn check_logits(&self, numerics: Numerics) {
         let lane = self.load(numerics);
         for case in &self.cases {
             let evaluation = lane.evaluate(&case.ids).unwrap();
             let error = case.error(&evaluation.logits);
+            let tolerance = self.tolerance(numerics, case);
             println!("{} {numerics:?}: relative L2 error {error:.2e}", self.name);
             assert!(error < tolerance, "{}: {error}", self.name);
             let nll_error = (evaluation.nll_mean.unwrap() / case.nll_mean - 1.0).abs();
@@ -222,13 +224,12 @@ fn ids_are_the_references() {
 
 #[test]
 fn exact_logits_are_the_references() {
-    references().iter().for_each(|reference| reference.check_logits(Numerics::Exact, 1e-4));
+    references().iter().for_each(|reference| reference.check_logits(Numerics::Exact));
 }
 
 #[test]
 fn q8_logits_are_near_the_references() {
-    let check = |it: &Reference| it.check_logits(Numerics::Q8, it.q8_tolerance());
-    references().iter().for_each(check);
+    references().iter().for_each(|reference| reference.check_logits(Numerics::Q8));
 }
 
 #[test]
