@@ -7,6 +7,7 @@ use kernels_ptx::{
     Access, Arg, Candidate, Elem, Kernel, ParamError, ParamKind, SamplingPack, ScalarType, Slice,
     TwinArgs,
 };
+use kv_paged::{KvLayout, KvType, PagedKvConfig};
 use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
 
 use crate::memory::Memory;
@@ -194,12 +195,15 @@ impl Expression<'_> {
         if word == "cache" && self.next(':') && self.next(':') {
             self.rest = self.rest.trim_start().strip_prefix("bytes").expect("a function of cache");
             let [n_blocks, n_kv_head, block_size, head_dim, elem_bytes] = self.numbers("bytes");
-            let rows = 2 * n_kv_head * block_size;
-            let elems = rows * head_dim * elem_bytes;
-            // Of one byte each, they have scales behind them.
-            let scales = if elem_bytes == 1 { (rows * 4).next_multiple_of(16) } else { 0 };
-            let aligned = if elem_bytes == 1 { elems.next_multiple_of(16) } else { elems };
-            return n_blocks * (aligned + scales);
+            let [n_kv_head, block_size, head_dim] =
+                [n_kv_head, block_size, head_dim].map(|number| number as u32);
+            let types = [KvType::F32, KvType::F16, KvType::Q8];
+            let kv_type = types.into_iter().find(|ty| ty.elem_bytes() == elem_bytes);
+            let layout = PagedKvConfig::new(1, n_kv_head, head_dim, block_size)
+                .and_then(|config| config.with_block_size(block_size))
+                .and_then(|config| config.with_kv_type(kv_type.expect("a cached type")))
+                .and_then(|config| KvLayout::with_blocks(&config, n_blocks as u32));
+            return layout.expect("a cache").total_bytes();
         }
         self.scalars.get(word).copied().unwrap_or_else(|| panic!("{word} is no scalar"))
     }

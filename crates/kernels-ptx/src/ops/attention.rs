@@ -84,12 +84,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     cache_type.expect(kernel, a.kv_elem_bytes)?;
     let attend = Attend {
         n_head: a.n_head as usize,
-        index: CacheIndex {
-            cache_type,
-            n_kv_head: a.n_kv_head as usize,
-            block_size: a.block_size as usize,
-            head_dim: a.head_dim as usize,
-        },
+        index: CacheIndex::new(cache_type, a.n_kv_head, a.block_size, a.head_dim),
         tables: Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical),
         segments: Segments {
             count: a.n_segments,

@@ -105,12 +105,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     expect_eights(kernel, "head_dim", a.head_dim)?;
     let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
     let heads_per_kv = n_head / a.n_kv_head as usize;
-    let index = CacheIndex {
-        cache_type: CacheType::F16,
-        n_kv_head: a.n_kv_head as usize,
-        block_size: a.block_size as usize,
-        head_dim,
-    };
+    let index = CacheIndex::new(CacheType::F16, a.n_kv_head, a.block_size, a.head_dim);
     let tables = Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical);
     let cache: &[f16] = bytemuck::cast_slice(a.kv);
     let mut heads = vec![0.0f32; a.q.len()];

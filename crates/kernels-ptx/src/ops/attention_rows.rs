@@ -92,12 +92,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     };
     let attend = Attend {
         n_head,
-        index: CacheIndex {
-            cache_type: CacheType::F16,
-            n_kv_head: a.n_kv_head as usize,
-            block_size: a.block_size as usize,
-            head_dim,
-        },
+        index: CacheIndex::new(CacheType::F16, a.n_kv_head, a.block_size, a.head_dim),
         tables: Tables::new(a.block_table, a.sequences, a.table_stride, a.n_logical),
         segments,
         window: a.window,

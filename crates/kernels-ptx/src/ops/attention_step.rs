@@ -90,12 +90,7 @@ pub(crate) fn twin(kernel: Kernel, args: TwinArgs<'_>) -> Result<(), ParamError>
     let cache_type = CacheType::of(kernel);
     cache_type.expect(kernel, a.kv_elem_bytes)?;
     let (n_head, head_dim) = (a.n_head as usize, a.head_dim as usize);
-    let index = CacheIndex {
-        cache_type,
-        n_kv_head: a.n_kv_head as usize,
-        block_size: a.block_size as usize,
-        head_dim,
-    };
+    let index = CacheIndex::new(cache_type, a.n_kv_head, a.block_size, a.head_dim);
     let append = Append {
         n_head,
         index,

@@ -73,6 +73,9 @@ pub(super) struct CacheIndex {
     pub(super) n_kv_head: usize,
     pub(super) block_size: usize,
     pub(super) head_dim: usize,
+    block_bytes: usize,
+    /// In q8, from the beginning of a block to its scales.
+    scales_at: usize,
 }
 
 /// A token's key or value of one head.
@@ -84,15 +87,29 @@ pub(super) struct Row {
 }
 
 impl CacheIndex {
+    pub(super) fn new(
+        cache_type: CacheType,
+        n_kv_head: u32,
+        block_size: u32,
+        head_dim: u32,
+    ) -> Self {
+        let (heads, tokens, dims) = (n_kv_head.into(), block_size.into(), head_dim.into());
+        Self {
+            cache_type,
+            n_kv_head: n_kv_head as usize,
+            block_size: block_size as usize,
+            head_dim: head_dim as usize,
+            block_bytes: bytes(1, heads, tokens, dims, cache_type.elem_bytes() as u64) as usize,
+            scales_at: scales_at(2 * heads * tokens * dims) as usize,
+        }
+    }
+
     pub(super) fn row(&self, table: &[u32], slot: usize, value: bool, head: usize) -> Row {
         let block = table[slot / self.block_size] as usize;
         let plane = usize::from(value) * self.n_kv_head + head;
         let row = plane * self.block_size + slot % self.block_size;
-        let (heads, tokens) = (self.n_kv_head as u64, self.block_size as u64);
-        let (dims, elem_bytes) = (self.head_dim as u64, self.cache_type.elem_bytes() as u64);
-        let first = block * bytes(1, heads, tokens, dims, elem_bytes) as usize;
-        let scales = scales_at(2 * heads * tokens * dims) as usize;
-        Row { elems: first + row * self.row_bytes(), scale: first + scales + row * 4 }
+        let first = block * self.block_bytes;
+        Row { elems: first + row * self.row_bytes(), scale: first + self.scales_at + row * 4 }
     }
 
     /// Where a row begins, in elements, of a cache without scales.
@@ -167,7 +184,7 @@ mod tests {
             let config = PagedKvConfig::new(1, 3, 5, 40).unwrap().with_block_size(7).unwrap();
             let config = config.with_kv_type(kv_type).unwrap();
             let layout = config.layout();
-            let index = CacheIndex { cache_type, n_kv_head: 3, block_size: 7, head_dim: 5 };
+            let index = CacheIndex::new(cache_type, 3, 7, 5);
             let elem_bytes = kv_type.elem_bytes();
             assert_eq!(bytes(6, 3, 7, 5, elem_bytes), layout.total_bytes());
             let table = [4, 0, 5, 1, 3, 2];
@@ -191,8 +208,7 @@ mod tests {
 
     #[test]
     fn a_row_comes_back_to_half_a_quant() {
-        let index =
-            CacheIndex { cache_type: CacheType::Q8, n_kv_head: 1, block_size: 2, head_dim: 5 };
+        let index = CacheIndex::new(CacheType::Q8, 1, 2, 5);
         let mut kv = vec![0xffu8; bytes(1, 1, 2, 5, 1) as usize];
         let row = index.row(&[0], 1, true, 0);
         let mut found = [0.0; 5];

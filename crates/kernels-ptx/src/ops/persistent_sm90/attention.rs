@@ -86,12 +86,7 @@ impl Layer<'_> {
 
     fn place(&self, slot: u32, value: bool, head: usize) -> usize {
         let h = self.header;
-        let index = CacheIndex {
-            cache_type: CacheType::F16,
-            n_kv_head: h.n_kv_head as usize,
-            block_size: h.block_size as usize,
-            head_dim: h.head_dim as usize,
-        };
+        let index = CacheIndex::new(CacheType::F16, h.n_kv_head, h.block_size, h.head_dim);
         index.first_elem(self.block_table, slot as usize, value, head)
     }
 
