@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::generated::{Files, settle};
 use crate::manifest::{FILE, Manifest, Module, Source, hash, source_files};
 use crate::nvrtc::Nvrtc;
+use crate::parallel;
 use crate::ptx::{Ptx, normalised};
 use crate::toolchain::{self, Toolchain};
 
@@ -89,8 +90,8 @@ fn build(sources: &Path, toolchain: &Toolchain, mut known: Vec<(Module, String)>
     let mut modules = Vec::new();
     // All are compiled, so that one mistake does not hide the next.
     let mut faults = Vec::new();
+    let mut unknown = Vec::new();
     for name in source_files(sources)? {
-        let source = Source::read(sources, &name)?;
         for target in targets(&name) {
             let same =
                 |(module, _): &(Module, String)| module.source == name && module.target == *target;
@@ -98,24 +99,29 @@ fn build(sources: &Path, toolchain: &Toolchain, mut known: Vec<(Module, String)>
                 let (module, ptx) = known.swap_remove(index);
                 files.insert(module.file.clone(), ptx.into_bytes());
                 modules.push(module);
-                continue;
+            } else {
+                unknown.push((Source::read(sources, &name)?, *target));
             }
-            let module = module(&source, target, |flags| {
-                let mut options = flags.to_vec();
-                options.push(format!("--include-path={include}"));
-                let name = format!("{SOURCES}/{}", source.name());
-                nvrtc.compile(&name, source.text(), source.header_files(), &options)
-            });
-            match module {
-                Ok((_, ptx)) if ptx.contains(include) => {
-                    faults.push(format!("{name} for {target}: its PTX names {include}"));
-                }
-                Ok((module, ptx)) => {
-                    files.insert(module.file.clone(), ptx.into_bytes());
-                    modules.push(module);
-                }
-                Err(error) => faults.push(format!("{name} for {target}: {error:#}")),
+        }
+    }
+    let made = parallel::map(&unknown, parallel::jobs(), |(source, target)| {
+        module(source, target, |flags| {
+            let mut options = flags.to_vec();
+            options.push(format!("--include-path={include}"));
+            let name = format!("{SOURCES}/{}", source.name());
+            nvrtc.compile(&name, source.text(), source.header_files(), &options)
+        })
+    });
+    for ((source, target), module) in unknown.iter().zip(made) {
+        match module {
+            Ok((_, ptx)) if ptx.contains(include) => {
+                faults.push(format!("{} for {target}: its PTX names {include}", source.name()));
             }
+            Ok((module, ptx)) => {
+                files.insert(module.file.clone(), ptx.into_bytes());
+                modules.push(module);
+            }
+            Err(error) => faults.push(format!("{} for {target}: {error:#}", source.name())),
         }
     }
     if !faults.is_empty() {

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
-use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::parallel;
 
 /// What cargo-fuzz passes: coverage for libFuzzer, and AddressSanitizer.
 const RUSTFLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
@@ -63,7 +63,7 @@ pub(crate) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
     }
     let chosen =
         |name: &&String| options.targets.is_empty() || options.targets.contains(&name.as_str());
-    let queue: Vec<&String> = all.iter().filter(chosen).rev().collect();
+    let chosen: Vec<&String> = all.iter().filter(chosen).collect();
     let Some(triple) = nightly_host() else {
         println!("fuzz: skipped, no nightly toolchain");
         return Ok(());
@@ -81,25 +81,16 @@ pub(crate) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
     ensure!(build.status().context("starting cargo")?.success(), "the fuzz targets do not build");
 
     let binaries = target_dir.join(triple).join("release");
-    let queue = Mutex::new(queue);
-    let failed = Mutex::new(Vec::new());
     println!("{:14}  {:>10}  {:>8}  {:>7}  {:>9}", "target", "inputs", "per s", "edges", "peak MB");
-    thread::scope(|scope| {
-        for _ in 0..JOBS {
-            scope.spawn(|| {
-                while let Some(name) = queue.lock().ok().and_then(|mut queue| queue.pop()) {
-                    match fuzz_one(&fuzz, &binaries, name, options) {
-                        Ok(line) => println!("{line}"),
-                        Err(error) => {
-                            eprintln!("{name}: {error:#}");
-                            failed.lock().map(|mut failed| failed.push(name.clone())).ok();
-                        }
-                    }
-                }
-            });
+    let failed = parallel::map(&chosen, JOBS, |name| {
+        let done = fuzz_one(&fuzz, &binaries, name, options);
+        match &done {
+            Ok(line) => println!("{line}"),
+            Err(error) => eprintln!("{name}: {error:#}"),
         }
+        done.is_err().then_some(name.as_str())
     });
-    let failed = failed.into_inner().unwrap_or_default();
+    let failed: Vec<&str> = failed.into_iter().flatten().collect();
     ensure!(failed.is_empty(), "fuzzing found something in {}", failed.join(", "));
     Ok(())
 }

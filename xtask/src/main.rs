@@ -9,6 +9,7 @@ mod layers;
 mod manifest;
 mod nvrtc;
 mod package_check;
+mod parallel;
 mod ptx;
 mod ptx_report;
 mod toolchain;

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::parallel;
 use crate::toolchain::Toolchain;
 
 /// The processors that each target's PTX is assembled for.
@@ -65,26 +66,31 @@ fn report(folder: &Path, toolchain: &Toolchain) -> Result<Budgets> {
         "{:width$}  {:6}  {:32}  {:>4}  {:>6}  {:>5}  {:>6}",
         "module", "target", "kernel", "regs", "shared", "stack", "spills"
     );
-    let mut spilling = Vec::new();
+    let mut pairs = Vec::new();
     for file in &files {
         let target = file.trim_end_matches(".ptx").rsplit('.').next().unwrap_or("");
         let processors = PROCESSORS.iter().find(|known| known.0 == target);
         let (_, processors) = processors.with_context(|| format!("{file}: unknown target"))?;
-        for processor in *processors {
-            let mut usages = assemble(&toolchain.ptxas(), &folder.join(file), processor)?;
-            usages.sort_by(|a, b| a.kernel.cmp(&b.kernel));
-            for usage in usages {
-                let spills = usage.spill_store_bytes + usage.spill_load_bytes;
-                println!(
-                    "{file:width$}  {processor:6}  {:32}  {:>4}  {:>6}  {:>5}  {spills:>6}",
-                    usage.kernel, usage.registers, usage.shared_bytes, usage.stack_bytes
-                );
-                if spills > 0 {
-                    spilling.push(format!("{} on {processor} ({spills} bytes)", usage.kernel));
-                }
-                let name = (file.clone(), (*processor).to_owned(), usage.kernel);
-                used.insert(name, (usage.registers, usage.shared_bytes));
+        pairs.extend(processors.iter().map(|processor| (file, *processor)));
+    }
+    let assembled = parallel::map(&pairs, parallel::jobs(), |(file, processor)| {
+        assemble(&toolchain.ptxas(), &folder.join(file), processor)
+    });
+    let mut spilling = Vec::new();
+    for ((file, processor), usages) in pairs.into_iter().zip(assembled) {
+        let mut usages = usages?;
+        usages.sort_by(|a, b| a.kernel.cmp(&b.kernel));
+        for usage in usages {
+            let spills = usage.spill_store_bytes + usage.spill_load_bytes;
+            println!(
+                "{file:width$}  {processor:6}  {:32}  {:>4}  {:>6}  {:>5}  {spills:>6}",
+                usage.kernel, usage.registers, usage.shared_bytes, usage.stack_bytes
+            );
+            if spills > 0 {
+                spilling.push(format!("{} on {processor} ({spills} bytes)", usage.kernel));
             }
+            let name = (file.clone(), processor.to_owned(), usage.kernel);
+            used.insert(name, (usage.registers, usage.shared_bytes));
         }
     }
     if !spilling.is_empty() {
