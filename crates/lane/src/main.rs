@@ -9,7 +9,21 @@ use clap::Parser;
 mod cli;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let done = match cli::Cli::try_parse() {
+        Ok(cli) => run(cli),
+        Err(answer) => cli::print_answer(&answer),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) if cli::reader_has_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            cli::say(&cli::visible(&format!("error: {}", cli::sentence(&error))));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: cli::Cli) -> anyhow::Result<ExitCode> {
     env_logger::Builder::new()
         .filter_level(cli.log_level())
         .parse_default_env()
@@ -19,12 +33,5 @@ fn main() -> ExitCode {
             writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), record.args())
         })
         .init();
-    match cli.run() {
-        Ok(code) => code,
-        Err(error) if cli::reader_has_gone(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            cli::say(&cli::visible(&format!("error: {}", cli::sentence(&error))));
-            ExitCode::FAILURE
-        }
-    }
+    cli.run()
 }

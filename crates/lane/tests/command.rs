@@ -239,6 +239,20 @@ fn inspect_plans_what_generate_allocates_with_any_numerics() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn a_stdout_that_fails_is_said() {
+    for args in
+        [&["--help"][..], &["generate", "-h"], &["--version"], &["man"], &["completions", "bash"]]
+    {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let output = command().args(args).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?} {said}");
+        assert!(said.starts_with("error: cannot write to stdout: "), "{args:?} {said}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn a_stderr_that_fails_is_no_panic() {
     for (args, code) in [(&["generate", "x", "-n", "2"][..], 0), (&["inspect", "/nonexistent"], 1)]
     {

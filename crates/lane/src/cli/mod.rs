@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 use decode_graph::Numerics;
 use kv_paged::KvType;
@@ -119,9 +120,18 @@ impl Cli {
     }
 }
 
+/// Prints what a command line is answered with that names no work: help, the version, or what is
+/// wrong with it.
+pub(crate) fn print_answer(answer: &clap::Error) -> anyhow::Result<ExitCode> {
+    let printed = answer.print().and_then(|()| io::stdout().flush());
+    if !answer.use_stderr() {
+        printed.context(CANNOT_PRINT)?;
+    }
+    Ok(ExitCode::from(answer.exit_code() as u8))
+}
+
 /// Lets Ctrl-C cancel the work, which is still summed up; the second one ends the program.
 fn end_on_interrupt(cancel: Cancel) -> anyhow::Result<()> {
-    use anyhow::Context as _;
     ctrlc::set_handler(move || {
         if cancel.is_cancelled() {
             std::process::exit(INTERRUPTED.into());
@@ -134,9 +144,10 @@ fn end_on_interrupt(cancel: Cancel) -> anyhow::Result<()> {
 /// Writes to stdout at once.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(CANNOT_PRINT)
 }
+
+const CANNOT_PRINT: &str = "cannot write to stdout";
 
 /// Writes a line to stderr; when that fails, nobody is left to be told.
 pub(crate) fn say(line: &str) {
@@ -177,7 +188,6 @@ const MAX_TEXT_BYTES: u64 = 16 << 20;
 
 /// Reads a text to its end, which must come soon.
 fn read_text(source: impl io::Read, what: &str) -> anyhow::Result<String> {
-    use anyhow::Context as _;
     let mut text = String::new();
     let read = io::Read::read_to_string(&mut io::Read::take(source, MAX_TEXT_BYTES + 1), &mut text);
     read.with_context(|| format!("cannot read {what}"))?;
@@ -341,8 +351,12 @@ impl LoadArgs {
 
     /// Opens and loads the model, with a progress bar where someone watches.
     fn load(&self) -> anyhow::Result<(lane::Lane, String)> {
+        self.load_opened(&open_model(self.model.as_deref())?)
+    }
+
+    /// The same where the model is open.
+    fn load_opened(&self, file: &lane::ModelFile) -> anyhow::Result<(lane::Lane, String)> {
         self.start_threads();
-        let file = open_model(self.model.as_deref())?;
         let bar = progress::Bar::bytes("loading");
         let lane = file
             .load(&self.options(&file.model), &mut |at| bar.show(at.done_bytes, at.total_bytes))

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use decode_graph::Numerics;
 use lane::ContextSize;
+use lane::model::Model;
 use lane::perplexity::{Chunks, Divergence, Measurement, Tally};
 use serde::Serialize;
 
@@ -48,10 +49,9 @@ impl Args {
     }
 
     /// How the model is loaded: its context is one chunk, and its numerics are another's too.
-    fn load(&self) -> anyhow::Result<LoadArgs> {
+    fn load(&self, model: &Model) -> LoadArgs {
         let mut load = self.load.clone();
-        let model = open_model(load.model.as_deref())?.model;
-        load.numerics = match load.numerics.of(&model, load.fusion) {
+        load.numerics = match load.numerics.of(model, load.fusion) {
             Numerics::Q8 => NumericsArg::Q8,
             Numerics::Exact => NumericsArg::Exact,
         };
@@ -59,7 +59,7 @@ impl Args {
             let trained = model.config.context_length;
             load.ctx = ContextSize::Tokens(trained.min(DEFAULT_CHUNK_TOKENS));
         }
-        Ok(load)
+        load
     }
 
     fn kl_name(&self) -> String {
@@ -82,8 +82,9 @@ impl Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let text = args.text()?;
-    let load = args.load()?;
-    let (lane, model) = load.load()?;
+    let file = open_model(args.load.model.as_deref())?;
+    let load = args.load(&file.model);
+    let (lane, model) = load.load_opened(&file)?;
     let n_ctx = lane.kv()?.max_context_tokens();
     let chunks = Chunks::new(lane.tokenizer(), &text, n_ctx)?;
     let n_chunks = chunks.count().min(args.chunks.map_or(usize::MAX, |n| n as usize));
