@@ -1,7 +1,7 @@
 //! Where the bytes of a GGUF come from.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -26,6 +26,7 @@ pub struct FileSource {
     path: PathBuf,
     len_bytes: u64,
     modified: Option<SystemTime>,
+    touched: Option<(i64, i64)>,
 }
 
 impl Source {
@@ -44,6 +45,7 @@ impl Source {
             path: path.to_owned(),
             len_bytes: meta.len(),
             modified: meta.modified().ok(),
+            touched: touched(&meta),
         }))
     }
 
@@ -59,6 +61,16 @@ impl Source {
     pub fn modified(&self) -> Option<SystemTime> {
         match self {
             Self::File(file) => file.modified,
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// When content, name or attributes of the file changed last, where the system says so: in
+    /// seconds and nanoseconds, as it was when the file was opened. Unlike
+    /// [`modified`](Self::modified) it is nothing that a program can set.
+    pub fn touched(&self) -> Option<(i64, i64)> {
+        match self {
+            Self::File(file) => file.touched,
             Self::Memory(_) => None,
         }
     }
@@ -114,6 +126,17 @@ impl Source {
     }
 }
 
+#[cfg(unix)]
+fn touched(meta: &Metadata) -> Option<(i64, i64)> {
+    use std::os::unix::fs::MetadataExt;
+    Some((meta.ctime(), meta.ctime_nsec()))
+}
+
+#[cfg(not(unix))]
+fn touched(_: &Metadata) -> Option<(i64, i64)> {
+    None
+}
+
 impl FileSource {
     fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), GgufError> {
         self.file.read_exact_at(offset_bytes, out).map_err(|source| {
@@ -143,7 +166,7 @@ impl PositionedFile {
         Self(file)
     }
 
-    fn metadata(&self) -> io::Result<std::fs::Metadata> {
+    fn metadata(&self) -> io::Result<Metadata> {
         self.0.metadata()
     }
 
@@ -168,7 +191,7 @@ impl PositionedFile {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn metadata(&self) -> io::Result<std::fs::Metadata> {
+    fn metadata(&self) -> io::Result<Metadata> {
         self.lock().metadata()
     }
 

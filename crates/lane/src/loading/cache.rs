@@ -26,8 +26,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LANECACH");
 const VERSION: u64 = 1;
 const WORD_BYTES: u64 = 8;
 const DATA_ALIGN_BYTES: u64 = 4096;
-/// Bytes looked at in three places of every matrix, to tell models apart whose files have the same
-/// size and time.
+/// Bytes looked at in three places of every matrix, to tell models apart where the system does not
+/// say when a file was touched, and another was given the same size and time.
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Where the packed form of models is kept.
@@ -81,6 +81,9 @@ impl Identity {
             let modified = source.modified().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
             number(source.len_bytes());
             number(modified.map_or(0, |time| time.as_nanos() as u64));
+            let (seconds, nanoseconds) = source.touched().unwrap_or_default();
+            number(seconds as u64);
+            number(nanoseconds as u64);
         }
         for matrix in matrices {
             let (info, layout) = (matrix.tensor.info(gguf), &matrix.layout);
