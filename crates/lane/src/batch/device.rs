@@ -35,6 +35,7 @@ pub(crate) struct Many {
     /// Of each group, the blocks that wait in host memory, `[block][layer]`.
     host: Vec<Vec<u8>>,
     known: Known,
+    next: Inputs,
 }
 
 /// Where a layer group's blocks lie in the cache.
@@ -48,8 +49,13 @@ struct GroupPlace {
 /// What the device's small buffers hold, so that a step uploads only what is new.
 #[derive(Default)]
 struct Known {
-    /// Whether all of the following is so.
     is_certain: bool,
+    inputs: Inputs,
+}
+
+/// What a step reads from the small buffers.
+#[derive(Default)]
+struct Inputs {
     rows: Vec<StepRow>,
     outputs: Vec<u32>,
     packs: Vec<SamplingPack>,
@@ -73,7 +79,8 @@ impl Many {
             places.push(place);
         }
         let (scheduler, planner) = (batch.scheduler.clone(), batch.planner.clone());
-        Ok(Self { scheduler, planner, places, host, known: Known::default() })
+        let (known, next) = (Known::default(), Inputs::default());
+        Ok(Self { scheduler, planner, places, host, known, next })
     }
 }
 
@@ -105,15 +112,38 @@ impl GroupPlace {
     }
 }
 
+impl Inputs {
+    /// Becomes those of a step, padded to its bucket.
+    fn set(&mut self, step: (StepKind, Bucket, Head), rows: &[Row], wanted: &[Wanted]) {
+        let (kind, bucket, head) = step;
+        let padded = bucket.rows() as usize;
+        self.rows.clear();
+        self.rows.extend(rows.iter().map(|row| StepRow {
+            sequence: row.sequence,
+            params: TokenParams {
+                absolute_position: row.position,
+                ring_slot: row.position,
+                token_id: row.token,
+            },
+        }));
+        self.rows.resize(padded, PADDING);
+        self.outputs.clear();
+        self.outputs.extend(wanted.iter().map(|want| want.row));
+        self.outputs.resize(if kind == StepKind::Decode { padded } else { 1 }, NO_ROW);
+        self.packs.clear();
+        if head == Head::Sampled {
+            self.packs.extend(wanted.iter().map(|want| want.sampling));
+        }
+    }
+}
+
 impl Known {
-    /// Brings the device's buffers to hold these rows, outputs and parameters.
+    /// Brings the device's buffers to hold these inputs.
     fn bring<M: DeviceMemory>(
         &mut self,
         slab: &mut Slab<M>,
         arena: &decode_graph::StepArena,
-        rows: &[StepRow],
-        outputs: &[u32],
-        packs: &[SamplingPack],
+        next: &Inputs,
     ) -> Result<(), ResidencyError> {
         if !self.is_certain {
             // Counters of blocks that arrived begin at 0, whatever a failed step has left there.
@@ -121,13 +151,14 @@ impl Known {
             *self = Self::default();
         }
         self.is_certain = false;
-        if let Some((first, new)) = update(&mut self.rows, rows) {
+        let known = &mut self.inputs;
+        if let Some((first, new)) = update(&mut known.rows, &next.rows) {
             arena.write_rows(slab, first, new)?;
         }
-        if let Some((first, new)) = update(&mut self.outputs, outputs) {
+        if let Some((first, new)) = update(&mut known.outputs, &next.outputs) {
             arena.write_outputs(slab, first, new)?;
         }
-        if let Some((first, new)) = update(&mut self.packs, packs) {
+        if let Some((first, new)) = update(&mut known.packs, &next.packs) {
             arena.write_sampling(slab, first, new)?;
         }
         Ok(())
@@ -136,7 +167,7 @@ impl Known {
     /// The step is done: the device has advanced the rows of outputs.
     fn advance(&mut self, wanted: &[Wanted], chosen: &[u32], max_context_tokens: u32) {
         for (want, &token_id) in wanted.iter().zip(chosen) {
-            let params = &mut self.rows[want.row as usize].params;
+            let params = &mut self.inputs.rows[want.row as usize].params;
             let ring_slot = (params.ring_slot + 1) % max_context_tokens;
             let absolute_position = params.absolute_position + 1;
             *params = TokenParams { absolute_position, ring_slot, token_id };
@@ -196,28 +227,11 @@ impl<B: Backend> Decoder<B> {
         };
         self.prepare_bucket(kind, bucket, head)?;
 
-        let padded = bucket.rows() as usize;
-        let mut step_rows = Vec::with_capacity(padded);
-        step_rows.extend(rows.iter().map(|row| StepRow {
-            sequence: row.sequence,
-            params: TokenParams {
-                absolute_position: row.position,
-                ring_slot: row.position,
-                token_id: row.token,
-            },
-        }));
-        step_rows.resize(padded, PADDING);
-        let mut outputs: Vec<u32> = wanted.iter().map(|want| want.row).collect();
-        outputs.resize(if kind == StepKind::Decode { padded } else { 1 }, NO_ROW);
-        let packs: Vec<SamplingPack> = match head {
-            Head::Sampled => wanted.iter().map(|want| want.sampling).collect(),
-            _ => Vec::new(),
-        };
-
         let (_, arena) = self.arenas()?;
         let max_context_tokens = self.plan.kv.max_context_tokens();
-        let known = &mut self.many.as_mut().ok_or(NOT_LOADED)?.known;
-        known.bring(self.residency.slab_mut(), &arena, &step_rows, &outputs, &packs)?;
+        let Many { known, next, .. } = self.many.as_mut().ok_or(NOT_LOADED)?;
+        next.set((kind, bucket, head), rows, wanted);
+        known.bring(self.residency.slab_mut(), &arena, next)?;
         self.residency.replay(Drive::SelfAdvance)?;
         let first = chosen.len();
         chosen.resize(first + wanted.len(), 0);

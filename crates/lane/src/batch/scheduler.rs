@@ -64,6 +64,8 @@ pub struct Scheduler {
     /// In the order of their age.
     running: BTreeMap<Ticket, SequenceId>,
     swapped: BTreeSet<Ticket>,
+    /// There was no room for this one, and nothing has been freed since.
+    refused: Option<Ticket>,
     next_ticket: u64,
     counts: SchedulerCounts,
 }
@@ -78,6 +80,7 @@ impl Scheduler {
             waiting: BTreeSet::new(),
             running: BTreeMap::new(),
             swapped: BTreeSet::new(),
+            refused: None,
             next_ticket: 0,
             counts: SchedulerCounts::default(),
         })
@@ -233,6 +236,10 @@ impl Scheduler {
     /// these tokens for `batch.outputs`.
     pub fn complete(&mut self, batch: &Batch, chosen: &[u32]) {
         debug_assert_eq!(batch.outputs.len(), chosen.len());
+        if self.options.groups.iter().any(|group| group.window_tokens.is_some()) {
+            // Blocks that slide out of a window come free.
+            self.refused = None;
+        }
         for &(ticket, n_tokens) in &batch.parts {
             if let Some(&id) = self.running.get(&ticket) {
                 let done = self.planner.commit(id, n_tokens);
@@ -281,6 +288,7 @@ impl Scheduler {
     }
 
     fn free(&mut self, id: SequenceId) {
+        self.refused = None;
         let freed = self.planner.free(id);
         debug_assert_eq!(freed, Ok(()), "a job's sequence lives");
     }
@@ -327,6 +335,10 @@ impl Scheduler {
             return None;
         }
         let &ticket = self.waiting.first()?;
+        // Judging takes a look at the whole prompt: not with every step while nothing changes.
+        if self.refused == Some(ticket) {
+            return None;
+        }
         let entry = &self.jobs[&ticket];
         let request = Request {
             prompt: &entry.tokens,
@@ -341,7 +353,10 @@ impl Scheduler {
         };
         let mut verdicts = Vec::with_capacity(1);
         self.planner.admit(&[request], &policy, &mut verdicts);
-        let Some(Verdict::Admit { .. }) = verdicts.first() else { return None };
+        let Some(Verdict::Admit { .. }) = verdicts.first() else {
+            self.refused = Some(ticket);
+            return None;
+        };
         let created = self.planner.create(&request).ok()?;
         self.waiting.remove(&ticket);
         self.place(ticket, Place::Running(created.id));
@@ -417,6 +432,7 @@ impl Scheduler {
 
     fn preempt(&mut self, ticket: Ticket) {
         let Some(id) = self.running.remove(&ticket) else { return };
+        self.refused = None;
         let swapped = self.options.preempt == Preempt::Swap
             // The only one there is would come back at once and find no more room than before.
             && !self.running.is_empty()
