@@ -35,8 +35,9 @@ fn read(bytes: Vec<u8>) {
         one_sentence(&error);
         assert!(error.to_string().len() < 1000, "{error}");
     }
-    match Vocabulary::from_gguf(&gguf) {
-        Ok(vocabulary) => drop(Tokenizer::new(vocabulary)),
+    match Vocabulary::from_gguf(&gguf).map(Tokenizer::new) {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => one_sentence(&error),
         Err(error) => one_sentence(&error),
     }
 }
