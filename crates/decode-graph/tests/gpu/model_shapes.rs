@@ -3,15 +3,12 @@
 use bytemuck::Pod;
 use decode_graph::{Backend, CudaBackend};
 use kernels_ptx::ops::{
-    argmax, attention, attention_combine, attention_step, embed, gather_rows, gemv_f32, gemv_norm,
-    gemv_norm_swiglu, gemv_q8, gemv_residual, head, quantize_q8, rms_norm, rms_norm_add,
-    rms_norm_q8, rope_append, sample,
+    argmax, embed, gather_rows, gemv_f32, gemv_norm, gemv_norm_swiglu, gemv_q8, gemv_residual,
+    head, quantize_q8, rms_norm, rms_norm_add, rms_norm_q8, sample,
 };
 use kernels_ptx::{DeviceProfile, Kernel, SamplingPack};
-use kv_paged::{KvLayout, KvType, PagedKvConfig};
 use q4k_soa::{PackedLayout, Q8Group, Shape, WeightType};
 
-use crate::cu::cases::kv::{cache_contents, kv_type};
 use crate::cu::cases::{Buf, Builder, Case, Compare, Memory, Random};
 
 /// Makes the case of arguments: they check themselves, geometry is the device's.
@@ -25,6 +22,7 @@ macro_rules! case {
 }
 
 mod batches;
+mod cache;
 
 #[derive(Clone, Copy)]
 struct Model {
@@ -101,7 +99,7 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
             }
             Kernel::QuantizeQ8 => cases.push(quantize_case(model, device, random)),
             Kernel::RopeAppendF32 | Kernel::RopeAppendF16 | Kernel::RopeAppendQ8 => {
-                cases.push(rope_case(kernel, model, device, random));
+                cases.push(cache::rope_case(kernel, model, device, random));
             }
             Kernel::AttentionF32
             | Kernel::AttentionF16
@@ -109,13 +107,13 @@ pub(crate) fn of(kernel: Kernel, backend: &CudaBackend, seed: u64) -> Vec<Case> 
             | Kernel::AttentionStepF32
             | Kernel::AttentionStepF16 => {
                 let step = matches!(kernel, Kernel::AttentionStepF32 | Kernel::AttentionStepF16);
-                let case = if step { attention_step_case } else { attention_case };
+                let case = if step { cache::attention_step_case } else { cache::attention_case };
                 for (n_context, window) in [(1, 0), (777, 0), (4097, 0), (8192, 0), (9000, 1024)] {
-                    let context = Context { n_context, max_context_tokens: 8192, window };
+                    let context = cache::Context { n_context, max_context_tokens: 8192, window };
                     cases.push(case(kernel, model, context, device, random));
                 }
             }
-            Kernel::AttentionCombine => cases.push(combine_case(model, device, random)),
+            Kernel::AttentionCombine => cases.push(cache::combine_case(model, device, random)),
             Kernel::Argmax => cases.push(argmax_case(model, device, random)),
             Kernel::Head => cases.push(head_case(model, device, random)),
             Kernel::GemvNorm => cases.push(gemv_norm_case(model, device, random)),
@@ -296,192 +294,6 @@ fn gemv_cases(
             case!(b, kernel, label, args!(gemv_f32, x,), device)
         });
     }
-}
-
-const BLOCK_SIZE: u32 = 16;
-
-/// One layer of so many blocks.
-fn layout(kernel: Kernel, model: Model, n_blocks: u32) -> KvLayout {
-    let config = PagedKvConfig::new(1, model.n_kv_head, model.head_dim, BLOCK_SIZE)
-        .and_then(|config| config.with_block_size(BLOCK_SIZE))
-        .and_then(|config| config.with_kv_type(kv_type(kernel)));
-    KvLayout::with_blocks(&config.expect("a valid layer"), n_blocks).expect("it fits")
-}
-
-/// How what was appended has to agree.
-fn appended(layout: &KvLayout) -> Compare {
-    match layout.kv_type() {
-        KvType::Q8 => Compare::Q8Cache(*layout),
-        KvType::F16 => Compare::Half,
-        _ => Compare::F32 { per: layout.head_dim() as usize },
-    }
-}
-
-fn rope_case(kernel: Kernel, model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
-    let Model { n_head, n_kv_head, head_dim, .. } = model;
-    let (n_blocks, n_pairs) = (64, head_dim / 2);
-    let position = 100_000 + random.below(1000);
-    let frequencies: Vec<f64> =
-        (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
-    let layout = layout(kernel, model, n_blocks);
-    let (kv, compare) = (cache_contents(&layout, random), appended(&layout));
-    let mut b = Buffers::default();
-    let args = rope_append::Args {
-        qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
-        q_norm: None,
-        k_norm: None,
-        inverse_frequencies: b.input(&frequencies),
-        tokens: b.input(&[position, position % (n_blocks * BLOCK_SIZE), 1]),
-        sequences: b.input(&[0u32]),
-        block_table: b.input(&random.shuffled(n_blocks)),
-        q: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
-        kv: b.memory(Memory { bytes: kv, set: None, compare }),
-        n_tokens: 1,
-        n_head,
-        n_kv_head,
-        head_dim,
-        n_pairs,
-        pairing: 0,
-        block_size: BLOCK_SIZE,
-        n_blocks,
-        n_sequences: 1,
-        table_stride: 0,
-        n_logical: n_blocks,
-        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
-        norm_eps: 1e-5,
-        magnitude: 1.0,
-    };
-    case!(b, kernel, model.name.into(), args, device)
-}
-
-/// How far a sequence has come.
-#[derive(Clone, Copy, Debug)]
-struct Context {
-    n_context: u32,
-    max_context_tokens: u32,
-    window: u32,
-}
-
-fn attention_case(
-    kernel: Kernel,
-    model: Model,
-    context: Context,
-    device: &DeviceProfile,
-    random: &mut Random,
-) -> Case {
-    let Model { n_head, n_kv_head, head_dim, .. } = model;
-    let Context { n_context, max_context_tokens, window } = context;
-    let n_blocks = max_context_tokens / BLOCK_SIZE;
-    let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
-    let position = n_context - 1;
-    let layout = layout(kernel, model, n_blocks);
-    let kv = cache_contents(&layout, random);
-    let record = 2 + head_dim;
-    let mut b = Buffers::default();
-    let args = attention::Args {
-        q: b.input(&random.floats((n_head * head_dim) as usize)),
-        kv: b.memory(Memory { bytes: kv, set: None, compare: Compare::Exact }),
-        sequences: b.input(&[0u32]),
-        block_table: b.input(&random.shuffled(n_blocks)),
-        tokens: b.input(&[position, position % max_context_tokens, 0]),
-        partials: b
-            .output::<f32>(n_head * n_segments * record, Compare::F32 { per: record as usize }),
-        n_tokens: 1,
-        n_head,
-        n_kv_head,
-        head_dim,
-        block_size: BLOCK_SIZE,
-        n_blocks,
-        n_sequences: 1,
-        table_stride: 0,
-        n_logical: n_blocks,
-        max_context_tokens,
-        n_segments,
-        segment_min: DeviceProfile::SEGMENT_MIN,
-        window,
-        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-    };
-    case!(b, kernel, format!("{}, {context:?}", model.name), args, device)
-}
-
-fn combine_case(model: Model, device: &DeviceProfile, random: &mut Random) -> Case {
-    let Model { n_head, head_dim, n_kv_head, .. } = model;
-    let n_segments = device.attention_segments(n_kv_head, 8192);
-    let mut partials = Vec::new();
-    for _ in 0..n_head * n_segments {
-        partials.extend([random.float() * 8.0, random.float() + 1.5]);
-        partials.extend(random.floats(head_dim as usize));
-    }
-    let mut b = Buffers::default();
-    let args = attention_combine::Args {
-        partials: b.input(&partials),
-        out: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
-        n_tokens: 1,
-        n_head,
-        head_dim,
-        n_segments,
-    };
-    case!(
-        b,
-        Kernel::AttentionCombine,
-        format!("{}, {n_segments} segments", model.name),
-        args,
-        device
-    )
-}
-
-fn attention_step_case(
-    kernel: Kernel,
-    model: Model,
-    context: Context,
-    device: &DeviceProfile,
-    random: &mut Random,
-) -> Case {
-    let Model { n_head, n_kv_head, head_dim, .. } = model;
-    let Context { n_context, max_context_tokens, window } = context;
-    let (n_blocks, n_pairs) = (max_context_tokens / BLOCK_SIZE, head_dim / 2);
-    let n_segments = device.attention_segments(n_kv_head, max_context_tokens);
-    let position = n_context - 1;
-    let frequencies: Vec<f64> =
-        (0..n_pairs).map(|i| 500_000f64.powf(-f64::from(i) / f64::from(n_pairs))).collect();
-    let layout = layout(kernel, model, n_blocks);
-    let (kv, compare) = (cache_contents(&layout, random), appended(&layout));
-    let record = 2 + head_dim;
-    let partials = random.floats((n_head * n_segments * record) as usize);
-    let mut b = Buffers::default();
-    let args = attention_step::Args {
-        qkv: b.input(&random.floats(((n_head + 2 * n_kv_head) * head_dim) as usize)),
-        q_norm: None,
-        k_norm: None,
-        inverse_frequencies: b.input(&frequencies),
-        tokens: b.input(&[position, position % max_context_tokens, 0]),
-        block_table: b.input(&random.shuffled(n_blocks)),
-        kv: b.memory(Memory { bytes: kv, set: None, compare }),
-        partials: b.memory(Memory {
-            bytes: bytemuck::cast_slice(&partials).to_vec(),
-            set: None,
-            compare: Compare::F32 { per: record as usize },
-        }),
-        arrivals: b.input(&vec![0u32; n_kv_head as usize]),
-        out: b.output::<f32>(n_head * head_dim, Compare::F32 { per: head_dim as usize }),
-        n_head,
-        n_kv_head,
-        head_dim,
-        n_pairs,
-        pairing: 0,
-        block_size: BLOCK_SIZE,
-        n_blocks,
-        max_context_tokens,
-        n_segments,
-        segment_min: DeviceProfile::SEGMENT_MIN,
-        window,
-        kv_elem_bytes: layout.kv_type().elem_bytes() as u32,
-        norm_eps: 1e-5,
-        magnitude: 1.0,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-    };
-    case!(b, kernel, format!("{}, {context:?}", model.name), args, device)
 }
 
 /// Activations that make results of the size of 1.

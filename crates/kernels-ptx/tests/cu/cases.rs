@@ -3,6 +3,7 @@
 use kernels_ptx::{ArgList, DeviceProfile, Geometry, Kernel};
 use kv_paged::KvLayout;
 
+mod attention;
 mod data;
 mod fused;
 mod gemm;
@@ -148,14 +149,14 @@ pub(crate) fn of(kernel: Kernel, seed: u64) -> Vec<Case> {
             kv::rope_append(kernel, random)
         }
         Kernel::AttentionF32 | Kernel::AttentionF16 | Kernel::AttentionQ8 => {
-            kv::attention(kernel, random)
+            attention::attention(kernel, random)
         }
-        Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => kv::attention_step(kernel, random),
+        Kernel::AttentionStepF32 | Kernel::AttentionStepF16 => attention::step(kernel, random),
         Kernel::AttentionChunk64 | Kernel::AttentionChunk128 | Kernel::AttentionChunk256 => {
-            kv::attention_chunk(kernel, random)
+            attention::chunk(kernel, random)
         }
-        Kernel::AttentionRows => kv::attention_rows(random),
-        Kernel::AttentionCombine => kv::attention_combine(random),
+        Kernel::AttentionRows => attention::rows(random),
+        Kernel::AttentionCombine => attention::combine(random),
         Kernel::Argmax => vocab::argmax(random),
         Kernel::Head => fused::head(random),
         Kernel::Sample => vocab::sample(random),

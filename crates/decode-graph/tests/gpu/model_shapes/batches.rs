@@ -7,9 +7,9 @@ use kernels_ptx::ops::{
 };
 use kernels_ptx::{DeviceProfile, Kernel};
 
-use super::{
-    BLOCK_SIZE, Buf, Buffers, Case, Compare, Memory, Model, Random, cache_contents, layout,
-};
+use super::cache::{BLOCK_SIZE, layout};
+use super::{Buf, Buffers, Case, Compare, Memory, Model, Random};
+use crate::cu::cases::kv::cache_contents;
 
 /// The cases of a kernel, if it is for many rows.
 pub(super) fn of(
