@@ -125,6 +125,7 @@ fn check(
     let refusals = [
         (plan.fusion != Fusion::Persistent, "a step of operations: record does"),
         (plan.numerics != Numerics::Q8, "a persistent step in exact numerics"),
+        (plan.exact_qkv, "a persistent step with exact q, k and v"),
         (plan.head == Head::None, "a persistent step without logits"),
         (plan.activation != Activation::SwiGlu, "a persistent step with GeGLU"),
         (any_layer(post_norms), "a persistent step with norms of what is added"),

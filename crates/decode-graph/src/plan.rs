@@ -98,6 +98,9 @@ pub struct StepPlan {
     pub kv: PagedKvConfig,
     /// Matrix products.
     pub numerics: Numerics,
+    /// Takes f32 activations for q, k and v in q8 numerics too, in steps of operations: in narrow
+    /// models most of what 8 bits move comes from there. Rows that are multiplied in f16 stay so.
+    pub exact_qkv: bool,
     /// The end of the step.
     pub head: Head,
     /// Launches of the step.
@@ -141,6 +144,7 @@ impl StepPlan {
             dims,
             kv,
             numerics,
+            exact_qkv: false,
             head: Head::Greedy,
             fusion: Fusion::Ops,
             multiprocessors: device.sm_count,
@@ -186,6 +190,11 @@ impl StepPlan {
         let n_segments = device.attention_segments(heads, self.kv.max_context_tokens());
         let fusion = Fusion::Ops;
         Self { fusion, n_tokens, n_outputs, run_tokens, sequences, n_segments, ..self.clone() }
+    }
+
+    /// How the product of q, k and v is computed.
+    pub(crate) fn qkv_numerics(&self) -> Numerics {
+        if self.exact_qkv { Numerics::Exact } else { self.numerics }
     }
 
     /// Whether matrix products are those of tensor cores, with f16 activations.
@@ -341,7 +350,7 @@ pub struct StepArena {
     pub hidden_a: View,
     /// f32 `[n_tokens][n_embd]`, the residual stream between attention and feed-forward.
     pub hidden_b: View,
-    /// f32 `[n_tokens][widest input]`, a normed input in exact numerics.
+    /// f32 `[n_tokens][widest input]`, a normed input of a product of f32 activations.
     pub normed: View,
     /// i8 `[n_tokens][widest input]`, a q8 input.
     pub quants: View,

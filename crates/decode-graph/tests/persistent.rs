@@ -173,6 +173,9 @@ fn what_it_cannot_do_is_refused() {
     pair.persistent.plan.activation = Activation::GeGlu;
     assert!(refused(&mut pair).to_string().contains("GeGLU"));
     pair.persistent.plan = good.clone();
+    pair.persistent.plan.exact_qkv = true;
+    assert!(refused(&mut pair).to_string().contains("exact q, k and v"));
+    pair.persistent.plan = good.clone();
     let layers = pair.persistent.weights.layers.clone();
     let norm = Some(layers[1].ffn_norm);
     pair.persistent.weights.layers[1].post_ffn_norm = norm;

@@ -2,9 +2,9 @@
 
 mod support;
 
-use decode_graph::{Drive, Graph, GraphError, Head, HostBackend, Numerics, RecordError};
+use decode_graph::{Drive, Graph, GraphError, Head, HostBackend, Label, Numerics, RecordError};
 use gpu_slab::SlabError;
-use kernels_ptx::{SamplingPack, TokenParams};
+use kernels_ptx::{Kernel, SamplingPack, TokenParams};
 use kv_paged::KvType;
 use support::{CONTEXT, DIMS, Tiny};
 
@@ -80,6 +80,34 @@ fn q8_numerics_stay_near_the_exact_ones() {
     let difference: Vec<f32> = exact.iter().zip(&q8).map(|(a, b)| a - b).collect();
     let error = norm(&difference) / norm(&exact);
     assert!(error > 0.0 && error < 0.03, "{error}");
+}
+
+#[test]
+fn q_k_and_v_alone_can_be_exact() {
+    let mut q8 = Tiny::new(Numerics::Q8, KvType::F16, false, 1);
+    let mut mixed = Tiny::new(Numerics::Q8, KvType::F16, false, 1);
+    mixed.plan.exact_qkv = true;
+    let kernels = |tiny: &Tiny| -> Vec<_> {
+        tiny.record().launches.iter().map(|launch| (launch.label, launch.kernel)).collect()
+    };
+    let expected: Vec<_> = kernels(&q8)
+        .into_iter()
+        .flat_map(|(label, kernel)| match label.what {
+            "qkv" => {
+                let norm = Label { what: "attention norm", ..label };
+                vec![(norm, Kernel::RmsNorm), (label, Kernel::GemvF32Store)]
+            }
+            _ => vec![(label, kernel)],
+        })
+        .collect();
+    assert_eq!(kernels(&mixed), expected);
+
+    let logits = |tiny: &mut Tiny| decode(tiny, Head::Greedy, true, 1).1;
+    let exact = logits(&mut Tiny::new(Numerics::Exact, KvType::F32, false, 1));
+    let error =
+        |found: Vec<f32>| -> f32 { found.iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum() };
+    let (mixed, q8) = (error(logits(&mut mixed)), error(logits(&mut q8)));
+    assert!(mixed < q8, "{mixed} {q8}");
 }
 
 #[test]

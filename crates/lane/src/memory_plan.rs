@@ -59,13 +59,15 @@ impl FusionChoice {
     }
 }
 
-/// Widest hidden state of a model that suits exact numerics.
-const EXACT_UP_TO: u32 = 1024;
+/// Whether 8 bits move a model's logits by more than answers differ by, and f32 costs little because
+/// so little is computed.
+fn is_narrow(model: &Model) -> bool {
+    model.config.n_embd <= 1024
+}
 
-/// The numerics that suit a model. In a narrow one 8 bits move the logits by more than answers
-/// differ by, and f32 costs little where so little is computed. The persistent kernel has 8 bits.
+/// The numerics that suit a model: exact ones a narrow one. The persistent kernel has 8 bits.
 pub fn suitable_numerics(model: &Model, fusion: FusionChoice) -> Numerics {
-    let narrow = model.config.n_embd <= EXACT_UP_TO;
+    let narrow = is_narrow(model);
     if narrow && fusion != FusionChoice::Persistent { Numerics::Exact } else { Numerics::Q8 }
 }
 
@@ -348,6 +350,7 @@ fn step_plan(
     let mut plan = StepPlan::new(dims, kv, options.numerics, rope, c.norm_eps, device);
     plan.embed_scale = c.embedding_scale;
     plan.fusion = options.fusion.decide(model, device, &plan);
+    plan.exact_qkv = is_narrow(model) && plan.fusion == Fusion::Ops;
     plan.attention_scale = c.attention_scale;
     plan.activation = match c.activation {
         Activation::SwiGlu => decode_graph::Activation::SwiGlu,
@@ -370,6 +373,19 @@ mod tests {
             assert_eq!(suitable_numerics(&model, FusionChoice::Auto), expected);
             assert_eq!(suitable_numerics(&model, FusionChoice::Persistent), Numerics::Q8);
         }
+    }
+
+    #[test]
+    fn narrow_models_have_exact_q_k_and_v_where_operations_are_kernels() {
+        let mut model = crate::ModelFile::open(None).unwrap().model;
+        let hopper = DeviceProfile { compute_capability: 90, ..DeviceProfile::A2000 };
+        let mut exact_qkv = |n_embd, device| {
+            model.config.n_embd = n_embd;
+            step_plan(&model, device, &PlanOptions::default(), 64).unwrap().exact_qkv
+        };
+        assert!(exact_qkv(1024, &DeviceProfile::A2000));
+        assert!(!exact_qkv(1056, &DeviceProfile::A2000));
+        assert!(!exact_qkv(1024, &hopper));
     }
 
     #[test]

@@ -46,12 +46,12 @@ impl Recorder<'_> {
         for (part, rows) in parts.iter().zip([d.q_elems(), d.kv_elems(), d.kv_elems()]) {
             expect("rows of q, k or v", rows.into(), part.shape.n_out.into())?;
         }
-        let (tokens, bias) = (plan.n_tokens, layer.qkv_bias);
+        let (tokens, bias, numerics) = (plan.n_tokens, layer.qkv_bias, plan.qkv_numerics());
         let (x, norm) = (arena.hidden_a, layer.attn_norm);
-        if self.fuses(&parts, tokens) {
+        if self.fuses(&parts, tokens, numerics) {
             self.gemv_norm("qkv", &parts, x, norm, bias, arena.qkv)?;
         } else {
-            let input = self.norm("attention norm", x, norm, tokens)?;
+            let input = self.norm("attention norm", x, norm, tokens, numerics)?;
             self.gemv("qkv", &parts, input, bias, Epilogue::Store, arena.qkv, tokens)?;
         }
 

@@ -19,16 +19,16 @@ impl Recorder<'_> {
             1 => arena.hidden_a,
             _ => self.gather_outputs(arena.hidden_a, arena.hidden_b)?,
         };
-        let outputs = plan.n_outputs;
+        let (outputs, numerics) = (plan.n_outputs, plan.numerics);
         expect("rows of the output", plan.dims.n_vocab.into(), weights.output.shape.n_out.into())?;
         let (output, norm) = ([weights.output], weights.output_norm);
-        if self.fuses(&output, plan.n_tokens) {
+        if self.fuses(&output, plan.n_tokens, numerics) {
             if plan.head == Head::Greedy {
                 return self.greedy_head(weights.output, hidden, norm);
             }
             self.gemv_norm("logits", &output, hidden, norm, None, arena.logits)?;
         } else {
-            let input = self.norm("output norm", hidden, norm, outputs)?;
+            let input = self.norm("output norm", hidden, norm, outputs, numerics)?;
             self.gemv("logits", &output, input, None, Epilogue::Store, arena.logits, outputs)?;
         }
         self.choose_and_advance()

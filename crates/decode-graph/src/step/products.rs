@@ -77,10 +77,10 @@ impl Recorder<'_> {
         let (x, norm) = (arena.hidden_b, layer.ffn_norm);
         let swiglu = plan.activation == Activation::SwiGlu;
         let same_type = layer.gate.weight_type == layer.up.weight_type;
-        if swiglu && same_type && self.fuses(&parts, tokens) {
+        if swiglu && same_type && self.fuses(&parts, tokens, plan.numerics) {
             self.gemv_norm_swiglu("gate and up", parts, x, norm, mid)?;
         } else {
-            let input = self.norm("feed-forward norm", x, norm, tokens)?;
+            let input = self.norm("feed-forward norm", x, norm, tokens, plan.numerics)?;
             self.gemv(
                 "gate and up",
                 &parts,
@@ -108,8 +108,9 @@ impl Recorder<'_> {
         out: View,
     ) -> Result<(), RecordError> {
         let (n_tokens, n, eps) = (self.plan.n_tokens, self.plan.dims.n_embd, self.plan.norm_eps);
+        let numerics = self.plan.numerics;
         let input = match x {
-            Input::F32(x) if norm.is_none() && self.fuses(&[w], n_tokens) => {
+            Input::F32(x) if norm.is_none() && self.fuses(&[w], n_tokens, numerics) => {
                 return self.gemv_residual(product, w, x, residual, out);
             }
             Input::F32(x) => self.activation(quantise, x, w.shape.n_in)?,
@@ -129,9 +130,9 @@ impl Recorder<'_> {
 
     /// Whether a product of these matrices and `n_tokens` vectors takes its input as it comes, and
     /// norms or quantises it itself.
-    pub(super) fn fuses(&self, parts: &[WeightRef], n_tokens: u32) -> bool {
+    pub(super) fn fuses(&self, parts: &[WeightRef], n_tokens: u32, numerics: Numerics) -> bool {
         let grouped = parts.iter().all(|part| ops::is_grouped(part.weight_type));
-        self.plan.numerics == Numerics::Q8 && n_tokens == 1 && grouped
+        numerics == Numerics::Q8 && n_tokens == 1 && grouped
     }
 
     pub(super) fn gemv_norm(
@@ -223,19 +224,20 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// RMS norm of `x` into the form that the next matrix product reads.
+    /// RMS norm of `x` into the form that the next matrix product, of such numerics, reads.
     pub(super) fn norm(
         &mut self,
         what: &'static str,
         x: View,
         weight: View,
         n_tokens: u32,
+        numerics: Numerics,
     ) -> Result<Input, RecordError> {
         let (arena, n, eps) = (self.arena, self.plan.dims.n_embd, self.plan.norm_eps);
         if self.plan.uses_halves() {
             return self.halves(what, x, Some(weight), arena.normed_half, n_tokens, n);
         }
-        match self.plan.numerics {
+        match numerics {
             Numerics::Exact => {
                 let args = ops::rms_norm::Args { x, weight, y: arena.normed, n_tokens, n, eps };
                 launch!(self, what, Kernel::RmsNorm, args);

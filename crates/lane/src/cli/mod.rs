@@ -211,7 +211,7 @@ struct LoadArgs {
     #[arg(long, value_enum, default_value = "auto")]
     backend: BackendArg,
     /// Activations in 8-bit integers, or in f32 [auto: f32 where the hidden state has at most 1024
-    /// elements]
+    /// elements; q8 leaves those of q, k and v in f32 there]
     #[arg(long, value_enum, default_value = "auto")]
     numerics: NumericsArg,
     /// A kernel an operation, or one kernel for the whole step (sm_90 and later) [auto: the faster]
