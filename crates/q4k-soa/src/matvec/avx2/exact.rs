@@ -5,9 +5,10 @@ use alloc::vec::Vec;
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-use super::{
-    bytes_4, bytes_5, bytes_6, first, halves_2, halves_4, k_scales_and_offsets, load_16,
-    load_floats, load_i8, spread,
+use super::first;
+use super::weights::{
+    bytes_4, bytes_5, bytes_6, halves_2, halves_4, k_scales_and_offsets, load_16, load_floats,
+    load_i8, spread,
 };
 use crate::block::HalfBytes;
 use crate::matvec::scalar::{QUANT_UNIT, group_sums};
