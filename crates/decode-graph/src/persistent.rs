@@ -249,7 +249,11 @@ fn spec<M: DeviceMemory>(
         max_context_tokens: plan.kv.max_context_tokens(),
         kv_elem_bytes: match plan.kv.kv_type() {
             KvType::F16 => 2,
-            other => return Err(RecordError::Unsupported(format!("a {other:?} KV cache"))),
+            other => {
+                return Err(RecordError::Unsupported(format!(
+                    "a persistent step with a {other:?} KV cache"
+                )));
+            }
         },
         embed: matrix("embedding", &weights.embed, d.n_vocab, d.n_embd)?,
         inverse_frequencies: place(frequencies)?,

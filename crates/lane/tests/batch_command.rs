@@ -94,6 +94,8 @@ fn what_cannot_be_read_or_does_not_fit_is_refused_in_one_sentence() {
     };
     let missing = refused(&["no-such-file.jsonl"]);
     assert!(missing.starts_with("error: cannot read no-such-file.jsonl"), "{missing}");
+    let folder = refused(&["tests"]);
+    assert!(folder.contains("error: cannot read tests: "), "{folder}");
     let large = refused(&["-", "--ctx-total", "1000000", "--vram", "16MiB"]);
     assert!(large.contains("--ctx-total") && large.contains("short"), "{large}");
     assert_eq!(large.lines().count(), 1, "{large}");

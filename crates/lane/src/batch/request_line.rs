@@ -101,7 +101,10 @@ impl RequestLine {
             if !line.trim_start().starts_with('{') {
                 return Err("a request is a JSON object".to_owned());
             }
-            serde_json::from_str::<Fields>(line).map_err(|error| error.to_string())
+            // Which line of the requests it is, is said beside it; here it is always the first.
+            let position =
+                |error: serde_json::Error| error.to_string().replace(" at line 1 ", " at ");
+            serde_json::from_str::<Fields>(line).map_err(position)
         };
         let bad = |reason: String| BadLine { id: readable_id(line), reason: sentence(&reason) };
         fields().and_then(Self::of).map_err(bad)
@@ -260,7 +263,7 @@ mod tests {
         assert!(with(r#""n": -1"#).starts_with("invalid value: integer `-1`"));
         assert!(with(r#""prompt": "y""#).starts_with("duplicate field `prompt`"));
         assert_eq!(reason(r#"[null, "x"]"#), "a request is a JSON object");
-        assert!(reason("{").starts_with("EOF while parsing"));
+        assert_eq!(reason("{"), "EOF while parsing an object at column 1");
         // Keys are quoted, and may hold anything.
         assert!(reason(r#"{"a\nb": 1}"#).starts_with("unknown field `a\u{fffd}b`"));
         let long = reason(&format!(r#"{{"{}": 1}}"#, "x".repeat(1000)));

@@ -10,7 +10,7 @@ use lane::{DriveMode, GenerateOptions, Lane, Sampling};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{LoadArgs, open_model, print};
+use super::{LoadArgs, MAX_BATCH, open_model, print};
 
 mod batch;
 mod ops;
@@ -50,7 +50,7 @@ pub(super) struct Args {
     )]
     d: Vec<u32>,
     /// Sequences that decode at the same time; more than one are a cache of their own
-    #[arg(short = 'B', value_delimiter = ',', default_value = "1", value_name = "N,N…", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'B', value_delimiter = ',', default_value = "1", value_name = "N,N…", value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
     b: Vec<u32>,
     /// Repetitions
     #[arg(short, long = "repetitions", default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

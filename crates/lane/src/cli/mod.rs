@@ -44,6 +44,9 @@ Exit codes:
 
 NO_COLOR, if set, keeps colours out of this help and of messages.";
 
+/// Most sequences that run at the same time: what steps are padded to, and graphs captured for.
+const MAX_BATCH: i64 = 32;
+
 /// The exit code of what Ctrl-C ended, as shells count.
 const INTERRUPTED: u8 = 130;
 

@@ -15,7 +15,7 @@ use lane::batch::{
 };
 
 use super::progress::Bar;
-use super::{INTERRUPTED, LoadArgs, end_on_interrupt};
+use super::{INTERRUPTED, LoadArgs, MAX_BATCH, end_on_interrupt};
 
 /// Requests that are taken from the input before their turn comes.
 const MAX_LIVE_REQUESTS: usize = 1024;
@@ -38,7 +38,7 @@ pub(super) struct Args {
 #[derive(Clone, clap::Args)]
 pub(super) struct BatchArgs {
     /// Requests that run at the same time at most
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=32))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=MAX_BATCH))]
     max_batch: u32,
     /// Tokens of all requests that the cache holds [default: --max-batch contexts, or what the
     /// memory allows]
@@ -101,7 +101,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     end_on_interrupt(cancel.clone())?;
 
     let started = Instant::now();
-    let lines = Lines::read(input);
+    let lines = Lines::read(input, args.requests);
     let device = lane.engine.device().device();
     let mut service = Service::new(lane.engine, &lane.tokenizer);
     let counts = serve(&mut service, &lines, &cancel, &mut *out)?;
@@ -131,8 +131,8 @@ fn open_out(path: &Path, requests: &Path) -> anyhow::Result<File> {
     Ok(out)
 }
 
-/// Lines that another thread reads, with their numbers.
-struct Lines(Receiver<io::Result<(u64, Line)>>);
+/// Lines of a file that another thread reads, with their numbers.
+struct Lines(Receiver<io::Result<(u64, Line)>>, PathBuf);
 
 /// What there is to read now.
 enum Next {
@@ -142,14 +142,14 @@ enum Next {
 }
 
 impl Lines {
-    fn read(source: Box<dyn BufRead + Send>) -> Self {
+    fn read(source: Box<dyn BufRead + Send>, path: PathBuf) -> Self {
         let (sender, receiver) = sync_channel(64);
         std::thread::spawn(move || send_lines(source, &sender));
-        Self(receiver)
+        Self(receiver, path)
     }
 
     /// The next line; waits a moment for it if there is nothing else to do.
-    fn next(&self, idle: bool) -> io::Result<Next> {
+    fn next(&self, idle: bool) -> anyhow::Result<Next> {
         let received = if idle {
             self.0.recv_timeout(Duration::from_millis(50)).map_err(|error| match error {
                 RecvTimeoutError::Timeout => TryRecvError::Empty,
@@ -159,7 +159,9 @@ impl Lines {
             self.0.try_recv()
         };
         match received {
-            Ok(line) => line.map(|(number, line)| Next::Line(number, line)),
+            Ok(line) => line
+                .map(|(number, line)| Next::Line(number, line))
+                .with_context(|| format!("cannot read {}", self.1.display())),
             Err(TryRecvError::Empty) => Ok(Next::Nothing),
             Err(TryRecvError::Disconnected) => Ok(Next::End),
         }
@@ -180,6 +182,8 @@ fn send_lines(mut source: Box<dyn BufRead + Send>, sender: &SyncSender<io::Resul
     }
 }
 
+const CANNOT_WRITE: &str = "cannot write the answers";
+
 /// What was done.
 #[derive(Default)]
 struct Counts {
@@ -199,7 +203,7 @@ fn serve<S: BatchStep>(
     let (mut asked, mut ended) = (0, false);
     loop {
         while !ended && service.live_requests() < MAX_LIVE_REQUESTS {
-            match lines.next(service.live_requests() == 0).context("cannot read the requests")? {
+            match lines.next(service.live_requests() == 0)? {
                 Next::Line(number, line) => {
                     asked += u64::from(submit(service, number, &line, &mut records));
                 }
@@ -214,9 +218,9 @@ fn serve<S: BatchStep>(
         }
         for record in records.drain(..) {
             counts.add(&record);
-            writeln!(out, "{}", serde_json::to_string(&record)?)?;
+            writeln!(out, "{}", serde_json::to_string(&record)?).context(CANNOT_WRITE)?;
         }
-        out.flush()?;
+        out.flush().context(CANNOT_WRITE)?;
         bar.show(counts.answers + counts.refused, asked);
         if cancel.is_cancelled() || (ended && service.live_requests() == 0) {
             return Ok(counts);
