@@ -15,13 +15,15 @@ __device__ __forceinline__ u32 load_relaxed(const u32* from) {
     return value;
 }
 
-__device__ __forceinline__ uint4 load_relaxed4(const u32* from) {
-    uint4 value;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(from)
-                 : "memory");
-    return value;
+// Four words, if the condition holds; else the value stays. No branch, and so nothing that keeps the
+// compiler from asking for several before it looks at the first.
+__device__ __forceinline__ void load_relaxed4_if(bool condition, const u32* from, uint4& value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+        "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+        : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+        : "l"(from), "r"(u32(condition))
+        : "memory");
 }
 
 __device__ __forceinline__ void store_relaxed(u32* to, u32 value) {
@@ -136,6 +138,7 @@ struct Peers {
     }
 };
 
-__device__ __forceinline__ bool in_phase(uint4 words, u32 phase) {
-    return (((words.x ^ phase) | (words.y ^ phase) | (words.z ^ phase) | (words.w ^ phase)) & 1) == 0;
+// Its lowest bit is 0 if all words are of this phase.
+__device__ __forceinline__ u32 out_of_phase(uint4 words, u32 phase) {
+    return (words.x ^ phase) | (words.y ^ phase) | (words.z ^ phase) | (words.w ^ phase);
 }

@@ -147,84 +147,143 @@ struct Attention {
 
     // ---- queries and the newest token, a warp each
 
-    // The raw vector of a head, from the blocks that computed it, to x[head_dim].
-    __device__ __forceinline__ void fetch(float* x, u32 first_word, u32 op_index) const {
+    // Of a head, in registers: lane l has the elements 2 j and 2 j + 1 with j = l, l + 32, ...
+    // Heads have 256 elements at most.
+    struct Elements {
+        float2 pairs[4];
+    };
+
+    // The raw vector of a head, from the blocks that computed it.
+    __device__ __forceinline__ Elements fetch(u32 first_word, u32 op_index) const {
         const u32* vector = peers.exchange + op.output + first_word;
         const u32 n_words = h.head_dim / 2;
-        // Heads have 256 elements at most.
         u32 words[4];
         const auto load_all = [&] {
-            bool ready = true;
+            u32 differs = 0;
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
+                words[i] = phase;
                 if (i * 32 < n_words) {
                     words[i] = load_relaxed(vector + min(i * 32 + lane, n_words - 1));
-                    ready &= ((words[i] ^ phase) & 1) == 0;
                 }
             }
-            return ready;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                differs |= words[i] ^ phase;
+            }
+            return (opaque(differs) & 1) == 0;
         };
         if (!load_all()) {
             peers.wait(WAIT_HEADS, op_index, load_all);
         }
+        __syncwarp();
+        Elements x;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            const u32 at = i * 32 + lane;
-            if (at < n_words) {
-                *reinterpret_cast<float2*>(x + 2 * at) = {pair_low(words[i]), pair_high(words[i])};
-            }
+            x.pairs[i] = {pair_low(words[i]), pair_high(words[i])};
         }
-        __syncwarp();
+        return x;
     }
 
-    // Norms and turns one head in place.
-    __device__ __forceinline__ void turn_head(float* x, u32 norm_at, float factor) const {
-        const float* norm =
-            norm_at == NONE ? nullptr : reinterpret_cast<const float*>(weights + u64(norm_at) * 16);
-        float inverse = factor;
-        if (norm) {
+    // Norms and turns one head; `other` is memory of this warp for its elements.
+    __device__ __forceinline__ void turn_head(Elements& x, float* other, u32 norm_at,
+                                              float factor) const {
+        const u32 n_words = h.head_dim / 2, n_pairs = h.n_pairs;
+        if (norm_at != NONE) {
+            const float2* norm = reinterpret_cast<const float2*>(weights + u64(norm_at) * 16);
             float sum = 0.0f;
-            for (u32 i = lane; i < h.head_dim; i += 32) {
-                sum += x[i] * x[i];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (i * 32 + lane < n_words) {
+                    sum += x.pairs[i].x * x.pairs[i].x + x.pairs[i].y * x.pairs[i].y;
+                }
             }
-            inverse = factor * inverse_rms(warp_sum(sum), h.head_dim, h.norm_eps);
+            factor *= inverse_rms(warp_sum(sum), h.head_dim, h.norm_eps);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (i * 32 + lane < n_words) {
+                    const float2 by = norm[i * 32 + lane];
+                    x.pairs[i] = {x.pairs[i].x * by.x, x.pairs[i].y * by.y};
+                }
+            }
         }
         const Turn* turns = reinterpret_cast<const Turn*>(shared + h.turns_at);
-        for (u32 i = lane; i < h.n_pairs; i += 32) {
-            const u32 first = h.pairing == 0 ? 2 * i : i;
-            const u32 second = h.pairing == 0 ? 2 * i + 1 : i + h.n_pairs;
-            const float a = x[first] * inverse * (norm ? norm[first] : 1.0f);
-            const float b = x[second] * inverse * (norm ? norm[second] : 1.0f);
-            const Turn by = turns[i];
-            x[first] = a * by.cosine - b * by.sine;
-            x[second] = a * by.sine + b * by.cosine;
+        if (h.pairing == 0) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (i * 32 >= n_words) {
+                    break;
+                }
+                const float a = x.pairs[i].x * factor, b = x.pairs[i].y * factor;
+                x.pairs[i] = {a, b};
+                if (i * 32 + lane < n_pairs) {
+                    const Turn by = turns[i * 32 + lane];
+                    x.pairs[i] = {a * by.cosine - b * by.sine, a * by.sine + b * by.cosine};
+                }
+            }
+            return;
         }
-        for (u32 i = 2 * h.n_pairs + lane; i < h.head_dim; i += 32) {
-            x[i] = x[i] * inverse * (norm ? norm[i] : 1.0f);
+        // Element i is turned with i + n_pairs, which other lanes have.
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            x.pairs[i] = {x.pairs[i].x * factor, x.pairs[i].y * factor};
+            if (i * 32 + lane < n_words) {
+                reinterpret_cast<float2*>(other)[i * 32 + lane] = x.pairs[i];
+            }
+        }
+        __syncwarp();
+        const auto turned = [&](u32 element, float own) {
+            const bool first = element < n_pairs;
+            if (element >= 2 * n_pairs) {
+                return own;
+            }
+            const Turn by = turns[first ? element : element - n_pairs];
+            const float a = other[first ? element + n_pairs : element - n_pairs];
+            return own * by.cosine + (first ? -a : a) * by.sine;
+        };
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i * 32 + lane < n_words) {
+                const u32 element = (i * 32 + lane) * 2;
+                x.pairs[i] = {turned(element, x.pairs[i].x), turned(element + 1, x.pairs[i].y)};
+            }
         }
         __syncwarp();
     }
 
-    __device__ __forceinline__ void split_query(const float* x, u32 head) const {
+    __device__ __forceinline__ void split_query(const Elements& x, u32 head) const {
         u32* whole = reinterpret_cast<u32*>(query(head, 0));
         u32* rest = reinterpret_cast<u32*>(query(head, 1));
-        for (u32 i = lane; i < h.head_dim / 2; i += 32) {
-            const u32 pair = half_pair(x[2 * i], x[2 * i + 1]);
-            whole[i] = pair;
-            rest[i] = half_pair(x[2 * i] - half_to_float(u16(pair & 0xffff)),
-                                x[2 * i + 1] - half_to_float(u16(pair >> 16)));
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i * 32 >= h.head_dim / 2) {
+                break;
+            }
+            if (i * 32 + lane < h.head_dim / 2) {
+                const u32 pair = half_pair(x.pairs[i].x, x.pairs[i].y);
+                whole[i * 32 + lane] = pair;
+                rest[i * 32 + lane] = half_pair(x.pairs[i].x - half_to_float(u16(pair & 0xffff)),
+                                                x.pairs[i].y - half_to_float(u16(pair >> 16)));
+            }
         }
     }
 
     // Rounds the newest key or value as the cache does, and appends it.
-    __device__ __forceinline__ void append(const float* x, bool value, u32 block) const {
+    __device__ __forceinline__ void append(const Elements& x, bool value, u32 block) const {
         const u64 plane = (u64(block) * 2 + value) * h.n_kv_head + item.kv_head;
         const u64 row = plane * h.block_size + item.newest_slot % h.block_size;
         u8* cached = kv + u64(op.layer) * h.kv_layer * 16 + row * row_bytes();
-        for (u32 i = lane; i < h.head_dim / 2; i += 32) {
-            const u32 pair = half_pair(x[2 * i], x[2 * i + 1]);
-            store(cached + i * 4, pair);
-            store(newest() + value * row_bytes() + i * 4, pair);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 at = i * 32 + lane;
+            if (i * 32 >= h.head_dim / 2) {
+                break;
+            }
+            if (at < h.head_dim / 2) {
+                const u32 pair = half_pair(x.pairs[i].x, x.pairs[i].y);
+                store(cached + at * 4, pair);
+                store(newest() + value * row_bytes() + at * 4, pair);
+            }
         }
     }
 
@@ -236,18 +295,20 @@ struct Attention {
             item.newest ? load_relaxed(block_table + op.layer * h.n_blocks + item.newest_block) : 0;
         // Scores are exponents of two.
         const float factor = h.attention_scale * 1.44269504088896340736f;
-        float* x = scratch() + warp * h.head_dim;
+        float* other = scratch() + warp * h.head_dim;
+#pragma unroll 1
         for (u32 task = warp; task < n_tasks; task += CONSUMER_WARPS) {
-            if (task < n_query) {
-                fetch(x, (item.kv_head * n_query + task) * words, op_index);
-                turn_head(x, op.q_norm, factor);
+            const u32 value = task - n_query;
+            const bool is_query = task < n_query;
+            const u32 head = is_query ? item.kv_head * n_query + task
+                                      : h.n_head + value * h.n_kv_head + item.kv_head;
+            Elements x = fetch(head * words, op_index);
+            if (is_query || value == 0) {
+                turn_head(x, other, is_query ? op.q_norm : op.k_norm, is_query ? factor : 1.0f);
+            }
+            if (is_query) {
                 split_query(x, task);
             } else {
-                const u32 value = task - n_query;
-                fetch(x, (h.n_head + value * h.n_kv_head + item.kv_head) * words, op_index);
-                if (value == 0) {
-                    turn_head(x, op.k_norm, 1.0f);
-                }
                 append(x, value, block);
             }
         }
@@ -318,13 +379,17 @@ struct Attention {
 
     // Leaves scratch[worker][head][max, sum, values].
     __device__ __forceinline__ void attend() const {
-        const u32 worker = warp / item.parts, part = warp % item.parts;
+        u32 worker = warp, part = 0;
+        if (item.parts > 1) {
+            worker = warp / item.parts;
+            part = warp % item.parts;
+        }
         if (worker >= item.workers) {
             return;
         }
-        const u32 first_head = part / item.dim_parts * WARP_HEADS;
+        const u32 first_head = part == 0 ? 0 : part / item.dim_parts * WARP_HEADS;
         const u32 n_heads = min(item.group - first_head, WARP_HEADS);
-        const u32 first_dim = part % item.dim_parts * WARP_DIMS;
+        const u32 first_dim = part == 0 ? 0 : part % item.dim_parts * WARP_DIMS;
         const u32 g = lane / 4, t = lane % 4;
         // Of heads 2t and 2t + 1.
         float max[2] = {-infinity(), -infinity()}, sum[2] = {}, sums[8][4] = {};
@@ -351,33 +416,45 @@ struct Attention {
                     attends[i] =
                         token < n && (!cached || item.attends(first + token, op.window));
                 }
-                u16 rounded[4];
-                float factors[2];
+                float best[2];
 #pragma unroll
                 for (u32 head = 0; head < 2; head++) {
-                    const float low = attends[0] ? scores[head] : -infinity();
-                    const float high = attends[1] ? scores[2 + head] : -infinity();
-                    float best = fmaxf(low, high);
+                    scores[head] = attends[0] ? scores[head] : -infinity();
+                    scores[2 + head] = attends[1] ? scores[2 + head] : -infinity();
+                    best[head] = fmaxf(scores[head], scores[2 + head]);
+                }
 #pragma unroll
-                    for (u32 offset = 4; offset < 32; offset *= 2) {
-                        best = fmaxf(best, __shfl_xor_sync(ALL_LANES, best, offset));
-                    }
+                for (u32 offset = 4; offset < 32; offset *= 2) {
+                    const float other[2] = {__shfl_xor_sync(ALL_LANES, best[0], offset),
+                                            __shfl_xor_sync(ALL_LANES, best[1], offset)};
+                    best[0] = fmaxf(best[0], other[0]);
+                    best[1] = fmaxf(best[1], other[1]);
+                }
+                u16 rounded[4];
+                float factors[2];
+                bool higher = false;
+#pragma unroll
+                for (u32 head = 0; head < 2; head++) {
                     // An exponent without fraction: what f16 makes of a weight does not depend on it.
-                    best = fmaxf(ceilf(best), max[head]);
+                    best[head] = fmaxf(ceilf(best[head]), max[head]);
+                    higher |= best[head] != max[head] && max[head] != -infinity();
                     // Nothing attended to yet: -infinity - -infinity would be NaN.
-                    const float from = best == -infinity() ? 0.0f : best;
+                    const float from = best[head] == -infinity() ? 0.0f : best[head];
                     factors[head] = exp2_approx(max[head] - from);
-                    rounded[head] = float_to_half(exp2_approx(low - from));
-                    rounded[2 + head] = float_to_half(exp2_approx(high - from));
-                    max[head] = best;
+                    rounded[head] = float_to_half(exp2_approx(scores[head] - from));
+                    rounded[2 + head] = float_to_half(exp2_approx(scores[2 + head] - from));
+                    max[head] = best[head];
                     sum[head] = sum[head] * factors[head] +
                                 (half_to_float(rounded[head]) + half_to_float(rounded[2 + head]));
                 }
+                // Seldom: the exponents are whole, and at first there is nothing to scale.
+                if (__any_sync(ALL_LANES, higher)) {
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) {
+                    for (u32 i = 0; i < 8; i++) {
 #pragma unroll
-                    for (u32 j = 0; j < 4; j++) {
-                        sums[i][j] *= factors[j % 2];
+                        for (u32 j = 0; j < 4; j++) {
+                            sums[i][j] *= factors[j % 2];
+                        }
                     }
                 }
                 add_values(sums, values + tile * row_bytes(), n - tile, first_dim,
@@ -390,11 +467,14 @@ struct Attention {
         }
         const u32 record = 2 + h.head_dim;
 #pragma unroll
-        for (u32 head = 0; head < 2; head++) {
+        for (u32 offset = 4; offset < 32; offset *= 2) {
+            const float other[2] = {__shfl_xor_sync(ALL_LANES, sum[0], offset),
+                                    __shfl_xor_sync(ALL_LANES, sum[1], offset)};
+            sum[0] += other[0];
+            sum[1] += other[1];
+        }
 #pragma unroll
-            for (u32 offset = 4; offset < 32; offset *= 2) {
-                sum[head] += __shfl_xor_sync(ALL_LANES, sum[head], offset);
-            }
+        for (u32 head = 0; head < 2; head++) {
             const u32 index = 2 * t + head;
             if (index >= n_heads) {
                 continue;

@@ -31,54 +31,14 @@
 //
 // Geometry: cooperative, a block of 448 threads per multiprocessor; the schedule knows the shared
 // memory. Alignment: weights and kv 16 bytes.
-#include "persistent_attention.cuh"
+#include "persistent_input.cuh"
+#include "persistent_units.cuh"
 
 // The order of candidates as integers: the larger logit, then the lower id, is the larger key.
 // Adding +0 makes equal zeros of -0 and +0.
 __device__ __forceinline__ u64 logit_key(float value, u32 index) {
     return u64(ordered_bits(value + 0.0f)) << 32 | ~index;
 }
-
-constexpr u32 PRODUCER = CONSUMER_WARPS, SUMMER = CONSUMER_WARPS + 1;
-constexpr u32 THREADS = (CONSUMER_WARPS + 2) * 32;
-// Vectors of 8 activations that a thread has in flight.
-constexpr u32 BATCH = 3;
-
-// Of the warps that compute and the one that sums.
-__device__ __forceinline__ void sync_with_summer() {
-    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS + 32) : "memory");
-}
-
-// Small things in shared memory.
-struct Misc {
-    float inverse_rms;
-    u32 limit;    // copies in flight
-    u32 gave_up;  // see Peers
-    u32 token_id;
-    u64 best[CONSUMER_WARPS];
-    Item item;
-};
-static_assert(sizeof(Misc) <= 256, "as in the schedule");
-
-struct Block {
-    u8* shared;
-    const Header& h;
-    const Op* ops;
-    Misc& misc;
-    const u8* weights;
-    const Ring& ring;
-    Peers peers;
-    const Item& item;
-    u32 epoch, phase;
-
-    __device__ __forceinline__ const float* floats(u32 place) const {
-        return reinterpret_cast<const float*>(weights + u64(place) * 16);
-    }
-    // Nothing to do for this block; but the embedding row is also its residual.
-    __device__ __forceinline__ bool skips(const Op& op) const {
-        return op.n_units == 0 && op.input != NONE;
-    }
-};
 
 // ---- the warp that copies
 
@@ -181,215 +141,6 @@ __device__ __forceinline__ void sum_squares(const Block& b) {
 }
 
 // ---- the warps that compute
-
-// Quantises elements 8 v .. 8 v + 8 of the input, four lanes a group, as q4k_soa::quantize_q8 does.
-// All lanes of a warp; those beyond the input bring zeros and store nothing.
-__device__ __forceinline__ void quantise(const Block& b, u32 v, u32 n_vectors, const float x[8]) {
-    u32 amax_bits = 0;
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        amax_bits = max(amax_bits, __float_as_uint(x[i]) & 0x7fffffff);
-    }
-    amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, 1));
-    amax_bits = max(amax_bits, __shfl_xor_sync(ALL_LANES, amax_bits, 2));
-    const float amax = __uint_as_float(amax_bits);
-    const bool finite = amax_bits < 0x7f800000, tiny = amax < 0x1p-100f;
-    const float inverse = finite && !tiny ? __fdiv_rn(127.0f, amax) : 0.0f;
-    u32 words[2];
-#pragma unroll
-    for (u32 w = 0; w < 2; w++) {
-        u32 bits[4];
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            // Added to 1.5 * 2^23 a number is rounded to an integer, half to even, in the low bits.
-            bits[i] = __float_as_uint(__fadd_rn(__fmul_rn(x[4 * w + i], inverse), 12582912.0f));
-        }
-        words[w] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0040),
-                               __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
-        words[w] = finite ? words[w] : 0;
-    }
-    const i32 own = __dp4a(i32(words[0]), 0x01010101, __dp4a(i32(words[1]), 0x01010101, 0));
-    const i32 half = own + __shfl_xor_sync(ALL_LANES, own, 1);
-    const i32 other_half = __shfl_xor_sync(ALL_LANES, half, 2);
-    if (v >= n_vectors) {
-        return;
-    }
-    const u32 group = v / 4, part = v % 4;
-    const u32 chunk = group / UNIT_GROUPS, odd = group % 2, k = group % UNIT_GROUPS / 2;
-    u8* quants = b.shared + b.h.quants_at + chunk * CHUNK_ELEMS;
-    store(quants + ((odd * 2 + part / 2) * 16 + k) * 16 + part % 2 * 8, make_uint2(words[0], words[1]));
-    if (part == 0) {
-        const u32 at = chunk * UNIT_GROUPS + odd * 16 + k;
-        const float scale = finite ? (tiny ? 0.0f : amax / 127.0f) : __uint_as_float(0x7fc00000);
-        const Q8Group both = q8_group(scale, half + other_half);
-        reinterpret_cast<float2*>(b.shared + b.h.scales_at)[at] = {both.scale, both.scaled_sum};
-        reinterpret_cast<int2*>(b.shared + b.h.halves_at)[at] = {-32 * half, -32 * other_half};
-    }
-}
-
-// Weights of the norm for elements 8 v .. 8 v + 8.
-__device__ __forceinline__ void load_norm(const float* norm, u32 v, u32 n_vectors, float out[8]) {
-    const bool there = norm && v < n_vectors;
-    const u32 one = 0x3f800000;
-    const uint4 ones = {one, one, one, one};
-    const uint4 a = there ? load_constant<uint4>(norm + v * 8) : ones;
-    const uint4 b = there ? load_constant<uint4>(norm + v * 8 + 4) : ones;
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        out[i] = __uint_as_float(word_of(a, i));
-        out[4 + i] = __uint_as_float(word_of(b, i));
-    }
-}
-
-// Norms, sums the squares and quantises one vector of 8.
-__device__ __forceinline__ float take(const Block& b, u32 v, u32 n_vectors, float x[8],
-                                      const float norm[8]) {
-    float squares = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        squares += x[i] * x[i];
-        x[i] = __fmul_rn(x[i], norm[i]);
-    }
-    quantise(b, v, n_vectors, x);
-    return squares;
-}
-
-// The first input: the row of the embedding matrix, which every block dequantises for itself.
-__device__ __forceinline__ float take_embedding(const Block& b, const Op& op) {
-    const Header& h = b.h;
-    const u32 n_vectors = op.n_in / 8;
-    const u32 row = min(b.misc.token_id, h.n_vocab - 1);
-    // Rows of n_embd that are this block's own: blocks of 8, as vectors are.
-    const Run& own = b.ops[OP_OUTPUT].runs[0];
-    const u32 first_own = own.first_row / 8;
-    float squares = 0.0f;
-    for (u32 start = warp_id() * 32; start < n_vectors; start += CONSUMERS) {
-        const u32 v = start + lane_id();
-        float x[8] = {}, norm[8];
-        load_norm(op.norm == NONE ? nullptr : b.floats(op.norm), v, n_vectors, norm);
-        if (v < n_vectors) {
-            dequantize8(b.weights + u64(h.embed) * 16, Format(h.embed_format), h.n_embd / 32, row,
-                        v / 4, v % 4, x);
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-                x[i] *= h.embed_scale;
-            }
-            if (v >= first_own && v - first_own < own.n_blocks) {
-                float* residual = reinterpret_cast<float*>(b.shared + h.residual_at);
-#pragma unroll
-                for (u32 i = 0; i < 8; i++) {
-                    residual[(v - first_own) * 8 + i] = x[i];
-                }
-            }
-        }
-        squares += take(b, v, n_vectors, x, norm);
-    }
-    return squares;
-}
-
-// An input that other blocks publish.
-__device__ __forceinline__ float take_vector(const Block& b, const Op& op, u32 op_index) {
-    const u32 n_vectors = op.n_in / 8;
-    const u32* vector = b.peers.exchange + op.input;
-    const float* norm = op.norm == NONE ? nullptr : b.floats(op.norm);
-    float weights[BATCH][8];
-#pragma unroll
-    for (u32 i = 0; i < BATCH; i++) {
-        load_norm(norm, i * CONSUMERS + threadIdx.x, n_vectors, weights[i]);
-    }
-    if (threadIdx.x == 0) {
-        const u32 target = (b.epoch + 1) * (op.n_in / 2);
-        const u32* counter = b.peers.exchange + op.counter_in;
-        b.peers.wait(WAIT_HINT, op_index, [&] { return i32(load_relaxed(counter) - target) >= 0; });
-    }
-    sync_consumers();
-    float squares = 0.0f;
-    for (u32 start = warp_id() * 32; start < n_vectors; start += BATCH * CONSUMERS) {
-        uint4 words[BATCH];
-        const auto load_all = [&] {
-            bool ready = true;
-#pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const u32 v = start + i * CONSUMERS + lane_id();
-                // Zeros in this step's phase behind the end.
-                words[i] = v < n_vectors ? load_relaxed4(vector + v * 4)
-                                         : make_uint4(b.phase, b.phase, b.phase, b.phase);
-            }
-#pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                ready &= in_phase(words[i], b.phase);
-            }
-            return ready;
-        };
-        if (!load_all()) {
-            b.peers.wait(WAIT_WORDS, op_index, load_all);
-        }
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            // What was read is here: weights may come in again.
-            *static_cast<volatile u32*>(&b.misc.limit) = b.h.outstanding_busy;
-        }
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            if (start + i * CONSUMERS >= n_vectors) {
-                break;
-            }
-            const u32 v = start + i * CONSUMERS + lane_id();
-            if (start >= BATCH * CONSUMERS) {
-                load_norm(norm, v, n_vectors, weights[i]);
-            }
-            float x[8];
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                const u32 word = word_of(words[i], j);
-                x[2 * j] = pair_low(word);
-                x[2 * j + 1] = pair_high(word);
-            }
-            squares += take(b, v, n_vectors, x, weights[i]);
-        }
-    }
-    return squares;
-}
-
-// Units of the operation to scratch[unit][8 rows], a unit a warp.
-__device__ __forceinline__ void multiply(const Block& b, const Op& op) {
-    const u32 chunks = op.chunks, n_units = op.n_units;
-    const u32 last_groups = op.n_in / 32 - (chunks - 1) * UNIT_GROUPS;
-    float* scratch = reinterpret_cast<float*>(b.shared + b.h.scratch_at);
-    u32 run_slot = op.first_slot + op.kv_before * b.item.units;
-    const u32 reciprocal = op.chunk_reciprocal;
-    u32 unit = warp_id(), run_first = 0;
-    for (u32 r = 0; unit < n_units; r++) {
-        const Run run = op.runs[r];
-        const Format format = run.format();
-        const u32 shift = run.shift(), run_units = run.n_blocks * chunks;
-        // The second unit of a slot lies behind the first; both share the slot's arrivals.
-        for (; unit - run_first < run_units; unit += CONSUMER_WARPS) {
-            const u32 local = unit - run_first;
-            // local % chunks: the fraction of local / chunks, times chunks.
-            const u32 chunk = __umulhi(local * reciprocal, chunks);
-            const u32 groups = chunk + 1 == chunks ? last_groups : UNIT_GROUPS;
-            u32 offset = 0, arrivals = SLOT_ARRIVALS;
-            if (shift != 0) {
-                if (local % 2 == 1) {
-                    const u32 before = chunks == 1 || chunk == 0 ? last_groups : UNIT_GROUPS;
-                    offset = before * group_bytes(format);
-                }
-                arrivals = (local | 1) < run_units ? SLOT_ARRIVALS / 2 : SLOT_ARRIVALS;
-            }
-            const u32 position = b.ring.wait_full(run_slot + (local >> shift));
-            const Activations x = {
-                b.shared + b.h.quants_at + chunk * CHUNK_ELEMS,
-                reinterpret_cast<const float2*>(b.shared + b.h.scales_at) + chunk * UNIT_GROUPS,
-                reinterpret_cast<const int2*>(b.shared + b.h.halves_at) + chunk * UNIT_GROUPS,
-            };
-            unit_dot(format, b.shared + position * SLOT_BYTES + offset, groups, x,
-                     scratch + unit * UNIT_ROWS, [&] { b.ring.release(position, arrivals); });
-        }
-        run_slot += (run_units + (1 << shift) - 1) >> shift;
-        run_first += run_units;
-    }
-}
 
 // Sums of two neighbouring rows over the units of their block of rows.
 __device__ __forceinline__ float2 sum_pair(const float* sums, u32 chunks, float scale) {
@@ -543,8 +294,7 @@ __device__ __forceinline__ void consume(const Block& b, u8* kv, const u32* block
     for (u32 i = 0; i < b.h.n_ops; i++) {
         const Op& op = b.ops[i];
         if (!b.skips(op)) {
-            const float squares =
-                op.input == NONE ? take_embedding(b, op) : take_vector(b, op, i);
+            const float squares = take_input(b, op, i);
             reinterpret_cast<float*>(b.shared + b.h.squares_at)[threadIdx.x] = squares;
             sync_with_summer();
             multiply(b, op);

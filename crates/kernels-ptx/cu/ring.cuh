@@ -50,9 +50,14 @@ struct Ring {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
+    // How often the ring has come round when slot number `slot` of the step is filled.
+    __device__ __forceinline__ u32 round(u32 slot) const {
+        return __umulhi(slot, reciprocal);
+    }
+
     // Where slot number `slot` of the step lies, once it is there.
     __device__ __forceinline__ u32 wait_full(u32 slot) const {
-        const u32 round = __umulhi(slot, reciprocal);
+        const u32 round = this->round(slot);
         const u32 position = slot - round * n_slots;
         barrier_wait(full(position), round & 1);
         return position;

@@ -19,22 +19,54 @@ __device__ __forceinline__ u32 group_bytes(Format format) {
     return format == FORMAT_Q4_K ? 148 : format == FORMAT_Q6_K ? 210 : 272;
 }
 
-// Of one chunk.
+// A lane's activations of group 2k + odd of a chunk.
 struct Activations {
+    int4 low, high;
+    float2 scale;
+    int2 halves;
+};
+
+// Where those of a chunk are.
+struct ActivationPlaces {
     const u8* quants;
     const float2* scales;
     const int2* halves;
 
-    __device__ __forceinline__ int4 load(u32 odd, u32 half, u32 k) const {
-        return *reinterpret_cast<const int4*>(quants + ((odd * 2 + half) * 16 + k) * 16);
+    __device__ __forceinline__ Activations operator()(u32 odd) const {
+        const u8* group = quants + odd * 512;
+        return {load<int4>(group), load<int4>(group + 256), scales[odd * 16], halves[odd * 16]};
     }
-    __device__ __forceinline__ float2 scale(u32 odd, u32 k) const {
-        return scales[odd * 16 + k];
-    }
-    __device__ __forceinline__ int2 half_sums(u32 odd, u32 k) const {
-        return halves[odd * 16 + k];
+    __device__ __forceinline__ ActivationPlaces of_chunk(u32 chunk) const {
+        return {quants + chunk * CHUNK_ELEMS, scales + chunk * UNIT_GROUPS,
+                halves + chunk * UNIT_GROUPS};
     }
 };
+
+// What lies at an address in shared memory. By number and not by pointer: known to be a sum, the
+// constant part goes into the instruction, and a register holds the rest.
+__device__ __forceinline__ uint4 load_shared4(u32 address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint2 load_shared2(u32 address) {
+    uint2 value;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(value.x), "=r"(value.y)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+// A number of which the compiler forgets how it came about.
+__device__ __forceinline__ u32 opaque(u32 value) {
+    asm volatile("mov.u32 %0, %0;" : "+r"(value));
+    return value;
+}
 
 // Unsigned bytes times signed ones.
 __device__ __forceinline__ i32 dot4_unsigned(u32 a, i32 b, i32 sum) {
@@ -50,82 +82,93 @@ __device__ __forceinline__ i32 word_of(const int4& words, u32 index) {
     return index == 0 ? words.x : index == 1 ? words.y : index == 2 ? words.z : words.w;
 }
 
+// A lane's part of a unit of Q4_K.
+struct UnitQ4K {
+    uint4 quants[4][2], scales, factors;
+
+    __device__ __forceinline__ void load(u32 unit, u32 groups, u32 half, u32 k) {
+        const u32 lane = opaque(unit + (half * (groups / 2) + k) * 16);
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+#pragma unroll
+            for (u32 odd = 0; odd < 2; odd++) {
+                quants[r][odd] = load_shared4(lane + (r * 2 + odd) * groups * 16);
+            }
+        }
+        scales = load_shared4(lane + 128 * groups);
+        factors = load_shared4(unit + 144 * groups + (half * (groups / 8) + k / 4) * 16);
+    }
+
+    // The lane's sums of its four rows.
+    __device__ __forceinline__ void multiply(const ActivationPlaces& activations, float sums[4]) const {
+        float scaled[4] = {}, mins[4] = {};
+#pragma unroll
+        for (u32 odd = 0; odd < 2; odd++) {
+            const Activations x = activations(odd);
+#pragma unroll
+            for (u32 r = 0; r < 4; r++) {
+                i32 dot_low = 0, dot_high = 0;
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 word = word_of(quants[r][odd], i);
+                    dot_low = dot4_unsigned(word & 0x0f0f0f0f, word_of(x.low, i), dot_low);
+                    dot_high = dot4_unsigned(word & 0xf0f0f0f0, word_of(x.high, i), dot_high);
+                }
+                const u32 pairs_of_row = word_of(scales, r);
+                // 16 times the product: the upper nibbles were left where they are.
+                const i32 factor = i32(__byte_perm(pairs_of_row, 0, 0x4440 + 2 * odd));
+                scaled[r] += x.scale.x * float((dot_low * 16 + dot_high) * factor);
+                // A byte as a float: 2^23 + byte, less 2^23.
+                const float min =
+                    __uint_as_float(__byte_perm(pairs_of_row, 0x4b000000, 0x7441 + 2 * odd)) -
+                    8388608.0f;
+                mins[r] += x.scale.y * min;
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            const u32 pair = word_of(factors, r);
+            sums[r] = half_to_float(u16(pair & 0xffff)) * (scaled[r] * 0.0625f) -
+                      half_to_float(u16(pair >> 16)) * mins[r];
+        }
+    }
+};
+
 // A lane's sums of its four rows. `groups` is the unit's width; `release` is called when the unit
 // has been read.
 template <class Release>
-__device__ __forceinline__ void dot_q4_k(const u8* unit, u32 groups, const Activations& x, u32 half,
+__device__ __forceinline__ void dot_q4_k(u32 unit, u32 groups, const ActivationPlaces& activations, u32 half,
                                          u32 k, float sums[4], Release release) {
-    const u32 pairs = groups / 2;
-    const u32 lane = half * pairs + k;
-    uint4 quants[4][2];
-#pragma unroll
-    for (u32 r = 0; r < 4; r++) {
-#pragma unroll
-        for (u32 odd = 0; odd < 2; odd++) {
-            quants[r][odd] = load<uint4>(unit + (r * 2 * groups + odd * groups + lane) * 16);
-        }
-    }
-    const uint4 scales = load<uint4>(unit + 128 * groups + lane * 16);
-    const uint4 factors = load<uint4>(unit + 144 * groups + (half * (groups / 8) + k / 4) * 16);
+    UnitQ4K own;
+    own.load(unit, groups, half, k);
     release();
-    float scaled[4] = {}, mins[4] = {};
-#pragma unroll
-    for (u32 odd = 0; odd < 2; odd++) {
-        const int4 low = x.load(odd, 0, k), high = x.load(odd, 1, k);
-        const float2 scale = x.scale(odd, k);
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) {
-            i32 dot_low = 0, dot_high = 0;
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 word = word_of(quants[r][odd], i);
-                dot_low = dot4_unsigned(word & 0x0f0f0f0f, word_of(low, i), dot_low);
-                dot_high = dot4_unsigned(word & 0xf0f0f0f0, word_of(high, i), dot_high);
-            }
-            const u32 pair = word_of(scales, r) >> (16 * odd);
-            // 16 times the product: the upper nibbles were left where they are.
-            const i32 dot = (dot_low * 16 + dot_high) * i32(pair & 0xff);
-            scaled[r] += scale.x * float(dot);
-            // A byte as a float: 2^23 + byte, less 2^23.
-            const float min = __uint_as_float(0x4b000000 | (pair >> 8 & 0xff)) - 8388608.0f;
-            mins[r] += scale.y * min;
-        }
-    }
-#pragma unroll
-    for (u32 r = 0; r < 4; r++) {
-        const u32 pair = word_of(factors, r);
-        sums[r] = half_to_float(u16(pair & 0xffff)) * (scaled[r] * 0.0625f) -
-                  half_to_float(u16(pair >> 16)) * mins[r];
-    }
+    own.multiply(activations, sums);
 }
 
 template <class Release>
-__device__ __forceinline__ void dot_q6_k(const u8* unit, u32 groups, const Activations& x, u32 half,
+__device__ __forceinline__ void dot_q6_k(u32 unit, u32 groups, const ActivationPlaces& activations, u32 half,
                                          u32 k, float sums[4], Release release) {
-    const u32 pairs = groups / 2;
-    const u32 lane = half * pairs + k;
+    const u32 lane = opaque(unit + (half * (groups / 2) + k) * 16);
     uint4 low_bits[4][2], high_bits[4];
 #pragma unroll
     for (u32 r = 0; r < 4; r++) {
 #pragma unroll
         for (u32 odd = 0; odd < 2; odd++) {
-            low_bits[r][odd] = load<uint4>(unit + (r * 2 * groups + odd * groups + lane) * 16);
+            low_bits[r][odd] = load_shared4(lane + (r * 2 + odd) * groups * 16);
         }
-        high_bits[r] = load<uint4>(unit + 128 * groups + (r * groups + lane) * 16);
+        high_bits[r] = load_shared4(lane + (128 + r * 16) * groups);
     }
-    const uint4 scales = load<uint4>(unit + 192 * groups + lane * 16);
-    const uint2 factors = load<uint2>(unit + 208 * groups + (half * (groups / 8) + k / 4) * 8);
+    const uint4 scales = load_shared4(lane + 192 * groups);
+    const uint2 factors = load_shared2(unit + 208 * groups + (half * (groups / 8) + k / 4) * 8);
     release();
     float scaled[4] = {};
 #pragma unroll
     for (u32 odd = 0; odd < 2; odd++) {
-        const int4 low = x.load(odd, 0, k), high = x.load(odd, 1, k);
-        const float2 scale = x.scale(odd, k);
-        const int2 start = x.half_sums(odd, k);
+        const Activations x = activations(odd);
 #pragma unroll
         for (u32 r = 0; r < 4; r++) {
             // The quants are 32 too large: their products with 32 are where the sums start.
-            i32 dot_low = start.x, dot_high = start.y;
+            i32 dot_low = x.halves.x, dot_high = x.halves.y;
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u32 word = word_of(low_bits[r][odd], i);
@@ -133,13 +176,13 @@ __device__ __forceinline__ void dot_q6_k(const u8* unit, u32 groups, const Activ
                 const u32 upper = i < 2 ? bits << 4 : bits << 2;
                 const u32 upper_high = i < 2 ? bits : bits >> 2;
                 dot_low = dot4_unsigned((word & 0x0f0f0f0f) | (upper & 0x30303030),
-                                        word_of(low, i), dot_low);
+                                        word_of(x.low, i), dot_low);
                 dot_high = dot4_unsigned((word >> 4 & 0x0f0f0f0f) | (upper_high & 0x30303030),
-                                         word_of(high, i), dot_high);
+                                         word_of(x.high, i), dot_high);
             }
             const u32 pair = word_of(scales, r) >> (16 * odd);
             const i32 dot = i32(i8(pair & 0xff)) * dot_low + i32(i8(pair >> 8 & 0xff)) * dot_high;
-            scaled[r] += scale.x * float(dot);
+            scaled[r] += x.scale.x * float(dot);
         }
     }
 #pragma unroll
@@ -150,7 +193,7 @@ __device__ __forceinline__ void dot_q6_k(const u8* unit, u32 groups, const Activ
 }
 
 template <class Release>
-__device__ __forceinline__ void dot_q8_0(const u8* unit, u32 groups, const Activations& x, u32 half,
+__device__ __forceinline__ void dot_q8_0(u32 unit, u32 groups, const ActivationPlaces& activations, u32 half,
                                          u32 k, float sums[4], Release release) {
     // Groups may be odd in number: then the last lane of a half has one.
     const u32 even = (groups + 1) / 2, odd_groups = groups / 2;
@@ -161,7 +204,8 @@ __device__ __forceinline__ void dot_q8_0(const u8* unit, u32 groups, const Activ
 #pragma unroll
     for (u32 odd = 0; odd < 2; odd++) {
         const bool there = odd == 0 || k < odd_groups;
-        const u32 lane = odd == 0 ? half * even + k : 2 * even + half * odd_groups + k;
+        const u32 lane =
+            opaque(unit + (odd == 0 ? half * even + k : 2 * even + half * odd_groups + k) * 16);
         uint4 quants[4][2] = {};
         uint2 factors = {};
         if (there) {
@@ -169,29 +213,27 @@ __device__ __forceinline__ void dot_q8_0(const u8* unit, u32 groups, const Activ
             for (u32 r = 0; r < 4; r++) {
 #pragma unroll
                 for (u32 upper = 0; upper < 2; upper++) {
-                    quants[r][upper] =
-                        load<uint4>(unit + ((r * 2 + upper) * 2 * groups + lane) * 16);
+                    quants[r][upper] = load_shared4(lane + (r * 2 + upper) * 2 * groups * 16);
                 }
             }
-            factors = load<uint2>(unit + 256 * groups + (half * groups + 2 * k + odd) * 8);
+            factors = load_shared2(unit + 256 * groups + (half * groups + 2 * k + odd) * 8);
         }
         if (odd == 1) {
             release();
         }
         if (there) {
-            const int4 low = x.load(odd, 0, k), high = x.load(odd, 1, k);
-            const float scale = x.scale(odd, k).x;
+            const Activations x = activations(odd);
 #pragma unroll
             for (u32 r = 0; r < 4; r++) {
                 i32 dot = 0;
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
-                    dot = __dp4a(i32(word_of(quants[r][0], i)), word_of(low, i), dot);
-                    dot = __dp4a(i32(word_of(quants[r][1], i)), word_of(high, i), dot);
+                    dot = __dp4a(i32(word_of(quants[r][0], i)), word_of(x.low, i), dot);
+                    dot = __dp4a(i32(word_of(quants[r][1], i)), word_of(x.high, i), dot);
                 }
                 const u32 word = r < 2 ? factors.x : factors.y;
                 const float d = half_to_float(u16(word >> (16 * (r % 2)) & 0xffff));
-                sums[r] += d * (scale * float(dot));
+                sums[r] += d * (x.scale.x * float(dot));
             }
         }
     }
@@ -212,31 +254,17 @@ __device__ __forceinline__ void reduce_rows(const float sums[4], u32 lane, float
     }
 }
 
-// One unit times its chunk of the activations.
-template <class Release>
-__device__ __forceinline__ void unit_dot(Format format, const u8* unit, u32 groups,
-                                         const Activations& x, float* out, Release release) {
-    const u32 lane = lane_id(), half = lane / 16, k = lane % 16;
-    float sums[4] = {};
-    if (groups == UNIT_GROUPS) {
-        switch (format) {
-        case FORMAT_Q4_K: dot_q4_k(unit, UNIT_GROUPS, x, half, k, sums, release); break;
-        case FORMAT_Q6_K: dot_q6_k(unit, UNIT_GROUPS, x, half, k, sums, release); break;
-        default: dot_q8_0(unit, UNIT_GROUPS, x, half, k, sums, release); break;
-        }
+// One unit times its chunk of the activations, this lane's sums.
+template <Format FORMAT, class Release>
+__device__ __forceinline__ void unit_dot(u32 unit, u32 groups, const ActivationPlaces& activations, u32 half,
+                                         u32 k, float sums[4], Release release) {
+    if constexpr (FORMAT == FORMAT_Q4_K) {
+        dot_q4_k(unit, groups, activations, half, k, sums, release);
+    } else if constexpr (FORMAT == FORMAT_Q6_K) {
+        dot_q6_k(unit, groups, activations, half, k, sums, release);
     } else {
-        const auto later = [] {};
-        if (k < (groups + 1) / 2) {
-            switch (format) {
-            case FORMAT_Q4_K: dot_q4_k(unit, groups, x, half, k, sums, later); break;
-            case FORMAT_Q6_K: dot_q6_k(unit, groups, x, half, k, sums, later); break;
-            default: dot_q8_0(unit, groups, x, half, k, sums, later); break;
-            }
-        }
-        __syncwarp();
-        release();
+        dot_q8_0(unit, groups, activations, half, k, sums, release);
     }
-    reduce_rows(sums, lane, out);
 }
 
 // Elements 8 part .. 8 part + 8 of one group of a row in the stream layout, the same bits as
