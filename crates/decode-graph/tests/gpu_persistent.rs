@@ -269,6 +269,10 @@ fn greedy(
     (ids, xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&logits)))
 }
 
+/// As [`MARGIN`], once the steps have differed: from then on what they cached differs as well, by more
+/// than roundings. Of 400 steps of a 1B shape with random weights one had 0.32.
+const LATER_MARGIN: f32 = 0.5;
+
 #[test]
 fn c_greedy_tokens_are_those_of_the_step_of_operations() {
     let Some(mut gpu) = gpu("greedy tokens of both steps") else { return };
