@@ -294,9 +294,10 @@ fn c_greedy_tokens_are_those_of_the_step_of_operations() {
             if found == expected {
                 same += 1;
             } else {
+                let limit = if ties == 0 { MARGIN } else { LATER_MARGIN };
                 ties += 1;
                 let margin = margin(&logits);
-                assert!(margin < MARGIN, "{}, {position}: margin {margin}", spec.name);
+                assert!(margin < limit, "{}, {position}: margin {margin}", spec.name);
             }
             token = expected;
         }
