@@ -135,7 +135,11 @@ impl Outside {
     /// What a registry would answer, and the folder that `cuda-load`'s page says to make.
     fn configure(&self, crates: &[&str]) -> Result<()> {
         // Tests decode whole models; the workspace's profiles are not seen here.
-        let mut config = String::from("[profile.dev]\nopt-level = 1\n\n[patch.crates-io]\n");
+        let mut config = String::from("[profile.dev]\nopt-level = 1\n\n[profile.dev.package]\n");
+        for name in crates {
+            writeln!(config, "{name} = {{ opt-level = 2 }}")?;
+        }
+        config += "\n[patch.crates-io]\n";
         for name in crates {
             writeln!(config, "{name} = {{ path = {:?} }}", self.folder.join(name))?;
         }
