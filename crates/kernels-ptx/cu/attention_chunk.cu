@@ -39,11 +39,15 @@ struct Lines {
 
 template <u32 DIM, u32 KEYS>
 struct ChunkAttention {
+    static constexpr u32 LINES = KEYS / (THREADS / 32);  // that a warp copies
+
     Lines<DIM> queries;
     Global<u8> shared;
     Global<const u16> kv;
     CacheIndex index;
     u32 kv_head, end;  // slots that are read end before
+    u64 key;           // of the lane's slot of those that are copied next
+    bool there;        // whether it is read
 
     // Sums of 16 rows and a tile of 8 elements each, and what is known of rows i and 8 + i.
     float sums[DIM / 8][4], max[2], total[2];
@@ -68,18 +72,31 @@ struct ChunkAttention {
         }
     }
 
-    // Begins to copy keys and values of KEYS slots; zeros in place of what is beyond.
-    __device__ __forceinline__ void copy(u32 number, u32 first) const {
+    // Looks up where the keys of the slots from `first` on are that the warp copies, a lane each.
+    __device__ __forceinline__ void find(u32 first) {
+        const u32 slot = first + warp_id() * LINES + lane_id() % LINES;
+        there = slot < end;
+        key = there ? index.key(slot, kv_head) : 0;
+    }
+
+    // Begins to copy keys and values of KEYS slots, which have been found, and finds the next ones;
+    // zeros in place of what is beyond.
+    __device__ __forceinline__ void copy(u32 number, u32 first) {
         if (first < end) {
-            for (u32 piece = threadIdx.x; piece < KEYS * (DIM / 8); piece += THREADS) {
-                const u32 line = piece / (DIM / 8), at = piece % (DIM / 8), slot = first + line;
-                const bool there = slot < end && at * 8 < index.head_dim;
-                const u64 key = there ? index.key(slot, kv_head) + at * 8 : 0;
-                const u64 to_value =
-                    there ? u64(index.n_kv_head) * index.block_size * index.head_dim : 0;
-                copy_async(stage(number, 0).eight(line, at), kv + key, there ? 16 : 0);
-                copy_async(stage(number, 1).eight(line, at), kv + (key + to_value), there ? 16 : 0);
+            const u64 to_value = u64(index.n_kv_head) * index.block_size * index.head_dim;
+#pragma unroll
+            for (u32 i = 0; i < LINES * (DIM / 8) / 32; i++) {
+                const u32 piece = i * 32 + lane_id(), line = piece / (DIM / 8), at = piece % (DIM / 8);
+                const u32 there_low = __shfl_sync(ALL_LANES, u32(key), line);
+                const u32 there_high = __shfl_sync(ALL_LANES, u32(key >> 32), line);
+                const bool copied = __shfl_sync(ALL_LANES, u32(there), line) && at * 8 < index.head_dim;
+                const Global<const u16> from =
+                    kv + (copied ? (u64(there_high) << 32 | there_low) + at * 8 : 0);
+                const u32 to = warp_id() * LINES + line, n_bytes = copied ? 16 : 0;
+                copy_async(stage(number, 0).eight(to, at), from, n_bytes);
+                copy_async(stage(number, 1).eight(to, at), from + (copied ? to_value : 0), n_bytes);
             }
+            find(first + KEYS);
         }
         close_copies();
     }
@@ -111,15 +128,26 @@ struct ChunkAttention {
             }
         }
 
-        float best[2] = {max[0], max[1]};
+        // One branch for all, or there would be one for each.
+        if (masked) {
+            const u32 seen = window == 0 ? 0xffffffff : window;
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 slot = first + n * 8 + lane % 4 * 2 + i % 2;
+                    // Of a slot behind the position it is large.
+                    const u32 age = positions[i / 2] - slot;
+                    scores[n][i] = age < seen && slot <= positions[i / 2] ? scores[n][i] : -infinity();
+                }
+            }
+        }
+        float best[2] = {max[0], max[1]}, base[2];
 #pragma unroll
         for (u32 n = 0; n < KEYS / 8; n++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                const u32 slot = first + n * 8 + lane % 4 * 2 + i % 2, position = positions[i / 2];
-                const bool seen = !masked || (slot <= position &&
-                                              (window == 0 || position - slot < window));
-                scores[n][i] = seen ? scores[n][i] * scale : -infinity();
+                scores[n][i] *= scale;
                 best[i / 2] = fmaxf(best[i / 2], scores[n][i]);
             }
         }
@@ -128,7 +156,8 @@ struct ChunkAttention {
             best[r] = fmaxf(best[r], __shfl_xor_sync(ALL_LANES, best[r], 1));
             best[r] = fmaxf(best[r], __shfl_xor_sync(ALL_LANES, best[r], 2));
             // Nothing seen yet: -infinity - -infinity would be NaN.
-            const float factor = max[r] == -infinity() ? 0.0f : exp2f(max[r] - best[r]);
+            base[r] = best[r] == -infinity() ? 0.0f : best[r];
+            const float factor = exp2_of(max[r] - base[r]);
             max[r] = best[r];
             total[r] *= factor;
 #pragma unroll
@@ -148,8 +177,7 @@ struct ChunkAttention {
 #pragma unroll
                 for (u32 j = 0; j < 2; j++) {
                     const float score = scores[2 * n + i / 2][2 * r + j];
-                    const u16 weight =
-                        float_to_half(best[r] == -infinity() ? 0.0f : exp2f(score - best[r]));
+                    const u16 weight = float_to_half(exp2_of(score - base[r]));
                     total[r] += half_to_float(weight);
                     pair |= u32(weight) << 16 * j;
                 }
@@ -208,6 +236,7 @@ __device__ __forceinline__ void attention_chunk(Global<const float> q, Global<co
     }
 
     const u32 begins = window != 0 && lowest >= window ? (lowest - window + 1) / KEYS * KEYS : 0;
+    work.find(begins);
     work.copy(0, begins);
     const u64 query = u64(first_row) * n_head + head;
     work.load_queries(q + query * head_dim, n_head * head_dim, n_rows);
@@ -233,11 +262,14 @@ __device__ __forceinline__ void attention_chunk(Global<const float> q, Global<co
         const float inverse = total > 0.0f && positions[r] >= lowest ? 1.0f / total : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) {
-            const u32 dim = n * 8 + lane % 4 * 2;
+            // Two lanes have four elements, the first of them 0 and 1: it stores 0 and 2, the other
+            // 1 and 3.
+            const u32 dim = n * 8 + lane % 4 * 2, odd = lane % 2;
+            const float low = work.sums[n][2 * r] * inverse, high = work.sums[n][2 * r + 1] * inverse;
+            const float other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 1);
             if (row + 8 * r < n_rows && dim < head_dim) {
-                const u32 pair = finite_pair(work.sums[n][2 * r] * inverse,
-                                             work.sums[n][2 * r + 1] * inverse);
-                store(out + rows.at(first_row + row + 8 * r, head * head_dim + dim), pair);
+                const u32 pair = odd ? finite_pair(other, high) : finite_pair(low, other);
+                store(out + rows.pair(first_row + row + 8 * r, head * head_dim + dim - odd), pair);
             }
         }
     }

@@ -49,6 +49,15 @@ struct Stages {
     }
 };
 
+// Sums in shared memory, [token][row], tokens apart so that banks are.
+struct Sums {
+    Global<u8> shared;
+
+    __device__ __forceinline__ Global<u8> at(u32 token, u32 row) const {
+        return shared + (token * (TILE + 4) + row) * 4;
+    }
+};
+
 // A thread's group of the block's weights: of 64 columns of a row, one half.
 struct Unpacker {
     u32 row, n_in, line, half;
@@ -66,13 +75,12 @@ struct Unpacker {
     template <class Type>
     __device__ __forceinline__ void unpack(const typename Type::Packed& packed, u32 step,
                                            const Stage& to) const {
-        const HalfGroup weights = half_group<Type>(Type::decode(packed, step * 2 + half));
+        const HalfGroup<Type> weights(packed, step * 2 + half);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            u32 words[4];
-            four_halves<Type>(weights, 2 * i, words);
-            four_halves<Type>(weights, 2 * i + 1, words + 2);
-            store(to.eight(line, half * 4 + i), uint4{words[0], words[1], words[2], words[3]});
+            const uint4 eight = {weights.weights(2 * i, 0), weights.weights(2 * i, 1),
+                                 weights.weights(2 * i + 1, 0), weights.weights(2 * i + 1, 1)};
+            store(to.eight(line, half * 4 + i), eight);
         }
     }
 
@@ -80,16 +88,15 @@ struct Unpacker {
     template <class Type>
     __device__ __forceinline__ void unpack_floats(const Type& matrix, u32 step,
                                                   const Stage& to) const {
-        auto pair = [&](u32 k) {
-            const u64 at = u64(row) * n_in + k;
-            return half2_of(k < n_in ? matrix.weight(at) : 0.0f,
-                            k + 1 < n_in ? matrix.weight(at + 1) : 0.0f);
+        auto weight = [&](u32 k) {
+            return k < n_in ? matrix.weight(u64(row) * n_in + k) : 0.0f;
         };
+        auto pair = [&](u32 k) { return half2_of(weight(k), weight(k + 2)); };
 #pragma unroll 1
         for (u32 i = 0; i < 4; i++) {
             const u32 k = step * STEP + half * GROUP + i * 8;
             store(to.eight(line, half * 4 + i),
-                  uint4{pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
+                  uint4{pair(k), pair(k + 1), pair(k + 4), pair(k + 5)});
         }
     }
 };
@@ -156,18 +163,32 @@ struct TiledProduct {
     // Begins to copy 64 columns of the block's tokens; a group of copies even if there are none.
     __device__ __forceinline__ void copy_inputs(u32 step, u32 n_steps) const {
         if (step < n_steps) {
-            const Stage to = stages.inputs(step);
-#pragma unroll 2
+            const u32 line = threadIdx.x / 8, piece = threadIdx.x % 8;
+            const Global<u16> to = stages.inputs(step).eight(line, piece);
+            const Global<const u16> from = x + (step * STEP + piece * 8);
+#pragma unroll
             for (u32 i = 0; i < TILE * 8 / THREADS; i++) {
-                const u32 piece = i * THREADS + threadIdx.x, line = piece / 8;
-                const u32 token = first_token + line;
-                const bool there = token < n_tokens;
-                copy_async(to.eight(line, piece % 8),
-                           x + ((there ? token : 0) * padded + step * STEP + piece % 8 * 8),
-                           there ? 16 : 0);
+                // A token beyond the last is computed and not stored.
+                const u32 token = min(first_token + line + i * (THREADS / 8), n_tokens - 1);
+                copy_async(to + i * (THREADS / 8) * STEP, from + token * padded, 16);
             }
         }
         close_copies();
+    }
+
+    __device__ __forceinline__ void put(const Sums& to) const {
+        const u32 row = warp_id() / 4 * 64 + lane_id() / 4;
+        const u32 token = warp_id() % 4 * 32 + lane_id() % 4 * 2;
+#pragma unroll
+        for (u32 m = 0; m < 4; m++) {
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    store(to.at(token + n * 8 + i % 2, row + m * 16 + i / 2 * 8), sums[m][n][i]);
+                }
+            }
+        }
     }
 
     __device__ __forceinline__ void multiply(u32 step) {
@@ -219,44 +240,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     // Threads of a warp have 16 lines, and a type.
     visit_matrix(args.matrix(part), args.type(part), args.n_out(part), n_in, product);
 
-    const u32 first_column = warp_id() % 4 * 32 + lane_id() % 4 * 2;
+    // Through shared memory, so that what becomes of a sum is compiled once.
+    wait_for_copies(0);
+    __syncthreads();
+    const Sums sums = {shared};
+    product.put(sums);
+    __syncthreads();
     const HalfRows out_order = {n_tokens, n_out0, false};
-    const u32 n_rows = args.n_rows();
-#pragma unroll
-    for (u32 m = 0; m < 4; m++) {
-        if (middle && m >= 2) {
-            break;
-        }
-#pragma unroll
-        for (u32 n = 0; n < 4; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 token = first_token + first_column + n * 8 + i % 2;
-                const u32 r = m * 16 + i / 2 * 8 + lane_id() / 4;
-                const float sum = product.sums[m][n][i] * x_scale;
-                if (token >= n_tokens) {
-                    continue;
-                }
-                if (middle) {
-                    const u32 at = place.row + warp_id() / 4 * 32 + r;
-                    if (at < n_out0) {
-                        const float gate = args.biased(sum, at);
-                        const float up =
-                            args.biased(product.sums[(m + 2) % 4][n][i] * x_scale, n_out0 + at);
-                        store(out + out_order.at(token, at) * 2, gated_half(form, gate, up));
-                    }
-                    continue;
-                }
-                const u32 at = place.row + warp_id() / 4 * 64 + r;
-                if (at < args.n_out(place.part)) {
-                    const u64 to = u64(token) * n_rows + place.before + at;
-                    float value = args.biased(sum, place.before + at);
-                    if (form == ADD) {
-                        value += residual[to];
-                    }
-                    store(out + to * 4, value);
-                }
-            }
+    const u32 rows = middle ? TILE / 2 : TILE, n_rows = args.n_rows();
+    const u32 r = threadIdx.x % rows, at = place.row + r, n_there = min(TILE, n_tokens - first_token);
+    if (at >= args.n_out(place.part)) {
+        return;
+    }
+#pragma unroll 4
+    for (u32 i = threadIdx.x / rows; i < n_there; i += THREADS / rows) {
+        const u32 token = first_token + i;
+        if (middle) {
+            const Global<const u8> gate_at = sums.at(i, r / 32 * 64 + r % 32);
+            const float gate = args.biased(load<float>(gate_at) * x_scale, at);
+            const float up = args.biased(load<float>(gate_at + 32 * 4) * x_scale, n_out0 + at);
+            store(out + out_order.at(token, at) * 2, gated_half(form, gate, up));
+        } else {
+            const u64 to = u64(token) * n_rows + place.before + at;
+            const float residual = form == ADD ? args.residual[to] : 0.0f;
+            const float sum = load<float>(sums.at(i, r)) * x_scale;
+            store(out + to * 4, args.biased(sum, place.before + at) + residual);
         }
     }
 }

@@ -11,6 +11,9 @@
 //
 //   Packed load<From>(group)       the group's bytes; group counts from where the planes begin
 //   Group decode(packed, group)    the group's numbers
+//   QUANTS                         what its quants are packed as; if not bytes, then also
+//   words(packed, to)              the words of them, nibbles first
+//   BIAS                           what is subtracted from them
 //
 // or else
 //
@@ -31,6 +34,10 @@ struct Group {
     i32 scales[2];
     float offset;
 };
+
+// How the quants of a group are packed: weights i in the low nibbles of 16 bytes and 16 + i in the
+// high, perhaps with two more bits for each, weights i, 8 + i, 16 + i and 24 + i in one byte.
+enum class Quants { BYTES, NIBBLES, NIBBLES_AND_PAIRS };
 
 // Walks the planes of a matrix.
 struct Planes {
@@ -117,6 +124,8 @@ struct KScales {
 struct Q4_K {
     static constexpr u32 GGML_TYPE = 12, BLOCK = 256;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
+    static constexpr Quants QUANTS = Quants::NIBBLES;
+    static constexpr u32 BIAS = 0;
     Global<const u8> quants, scales, d;
 
     template <class Walk>
@@ -148,12 +157,18 @@ struct Q4_K {
         out.offset = -(high_half(packed.d) * float(min));
         return out;
     }
+
+    __device__ __forceinline__ static void words(const Packed& packed, u32 to[4]) {
+        to[0] = packed.quants.x, to[1] = packed.quants.y;
+        to[2] = packed.quants.z, to[3] = packed.quants.w;
+    }
 };
 
 // w = d * scale * q - dmin * min
 struct Q5_K {
     static constexpr u32 GGML_TYPE = 13, BLOCK = 256;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
+    static constexpr Quants QUANTS = Quants::BYTES;
     Global<const u8> quants, high, scales, d;
 
     template <class Walk>
@@ -194,6 +209,8 @@ struct Q5_K {
 struct Q6_K {
     static constexpr u32 GGML_TYPE = 14, BLOCK = 256;
     static constexpr bool GROUPED = true, TWO_SCALES = true, OFFSET = false;
+    static constexpr Quants QUANTS = Quants::NIBBLES_AND_PAIRS;
+    static constexpr u32 BIAS = 32;
     Global<const u8> low, high, scales, d;
 
     template <class Walk>
@@ -231,12 +248,18 @@ struct Q6_K {
         out.offset = 0.0f;
         return out;
     }
+
+    __device__ __forceinline__ static void words(const Packed& packed, u32 to[6]) {
+        to[0] = packed.low.x, to[1] = packed.low.y, to[2] = packed.low.z, to[3] = packed.low.w;
+        to[4] = packed.high.x, to[5] = packed.high.y;
+    }
 };
 
 // w = d * q
 struct Q8_0 {
     static constexpr u32 GGML_TYPE = 8, BLOCK = 32;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
+    static constexpr Quants QUANTS = Quants::BYTES;
     Global<const u8> quants, d;
 
     template <class Walk>
@@ -269,6 +292,8 @@ struct Q8_0 {
 struct Q4_0 {
     static constexpr u32 GGML_TYPE = 2, BLOCK = 32;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
+    static constexpr Quants QUANTS = Quants::NIBBLES;
+    static constexpr u32 BIAS = 8;
     Global<const u8> quants, d;
 
     template <class Walk>
@@ -295,12 +320,19 @@ struct Q4_0 {
         }
         return out;
     }
+
+    __device__ __forceinline__ static void words(const Packed& packed, u32 to[4]) {
+        to[0] = packed.quants.x, to[1] = packed.quants.y;
+        to[2] = packed.quants.z, to[3] = packed.quants.w;
+    }
 };
 
 // w = d * q + m
 struct Q4_1 {
     static constexpr u32 GGML_TYPE = 3, BLOCK = 32;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
+    static constexpr Quants QUANTS = Quants::NIBBLES;
+    static constexpr u32 BIAS = 0;
     Global<const u8> quants, d;
 
     template <class Walk>
@@ -324,12 +356,18 @@ struct Q4_1 {
         unpack_nibbles(packed.quants, out.quants);
         return out;
     }
+
+    __device__ __forceinline__ static void words(const Packed& packed, u32 to[4]) {
+        to[0] = packed.quants.x, to[1] = packed.quants.y;
+        to[2] = packed.quants.z, to[3] = packed.quants.w;
+    }
 };
 
 // w = d * (q - 16)
 struct Q5_0 {
     static constexpr u32 GGML_TYPE = 6, BLOCK = 32;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = false;
+    static constexpr Quants QUANTS = Quants::BYTES;
     Global<const u8> quants, high, d;
 
     template <class Walk>
@@ -366,6 +404,7 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr u32 GGML_TYPE = 7, BLOCK = 32;
     static constexpr bool GROUPED = true, TWO_SCALES = false, OFFSET = true;
+    static constexpr Quants QUANTS = Quants::BYTES;
     Global<const u8> quants, high, d;
 
     template <class Walk>

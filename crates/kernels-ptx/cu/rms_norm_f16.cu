@@ -12,30 +12,40 @@
 extern "C" __global__ void __launch_bounds__(1024)
     rms_norm_f16(Global<const float> x, Global<const float> weight, Global<u16> y, u32 n_tokens,
                  u32 n, u32 order, float eps) {
-    begin();
     const HalfRows rows = {n_tokens, n, order != 0};
+    // The weights of a thread's first eight do not wait for the step.
+    const u32 first = threadIdx.x * 8;
+    uint4 ahead[2] = {};
+    if (weight && first < n) {
+        ahead[0] = load_constant<uint4>(weight + first);
+        ahead[1] = load_constant<uint4>(weight + first + 4);
+    }
+    begin();
     x = x + u64(blockIdx.x) * n;
-    float inverse = 1.0f;
-    if (weight) {
-        float sum = 0.0f;
-        for (u32 k = threadIdx.x * 4; k < n; k += blockDim.x * 4) {
-            const float4 quad = load<float4>(x + k);
+    float4 mine[2] = {};
+    float sum = 0.0f, inverse = 1.0f;
+    for (u32 k = first; k < n; k += blockDim.x * 8) {
+        for (u32 i = 0; i < 2; i++) {
+            const float4 quad = load<float4>(x + k + i * 4);
             sum += quad.x * quad.x + quad.y * quad.y + quad.z * quad.z + quad.w * quad.w;
+            mine[i] = k == first ? quad : mine[i];
         }
+    }
+    if (weight) {
         inverse = inverse_rms(block_sum(sum), n, eps);
     }
-    for (u32 k = threadIdx.x * 8; k < n; k += blockDim.x * 8) {
+    for (u32 k = first; k < n; k += blockDim.x * 8) {
         u32 pairs[4];
         for (u32 i = 0; i < 2; i++) {
-            float4 quad = load<float4>(x + k + i * 4);
+            float4 quad = k == first ? mine[i] : load<float4>(x + k + i * 4);
             if (weight) {
-                const float4 w = load<float4>(weight + k + i * 4);
-                quad = {quad.x * inverse * w.x, quad.y * inverse * w.y, quad.z * inverse * w.z,
-                        quad.w * inverse * w.w};
+                const uint4 w = k == first ? ahead[i] : load<uint4>(weight + k + i * 4);
+                quad = {quad.x * inverse * __uint_as_float(w.x), quad.y * inverse * __uint_as_float(w.y),
+                        quad.z * inverse * __uint_as_float(w.z), quad.w * inverse * __uint_as_float(w.w)};
             }
-            pairs[2 * i] = finite_pair(quad.x, quad.y);
-            pairs[2 * i + 1] = finite_pair(quad.z, quad.w);
+            pairs[2 * i] = finite_pair(quad.x, quad.z);
+            pairs[2 * i + 1] = finite_pair(quad.y, quad.w);
         }
-        store(y + rows.eight(blockIdx.x, k), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+        rows.store_eight(y, blockIdx.x, k, pairs);
     }
 }

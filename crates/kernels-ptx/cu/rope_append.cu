@@ -43,16 +43,22 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
                                             Global<const u32> tokens, const Tables& tables,
                                             CacheIndex index, Global<float> q, Global<u8> kv,
                                             u32 n_head) {
-    begin();
     const u32 token = blockIdx.y, n_kv_head = index.n_kv_head, head_dim = index.head_dim;
     const u32 n_heads = n_head + 2 * n_kv_head;
     const u32 head = blockIdx.x * 4 + warp_id();
+    const Global<const float> x = qkv + (u64(token) * n_heads + head) * head_dim;
+    // What is known before the step begins is fetched before its kernels are waited for.
+    const Global<const u32> params = tokens + token * TOKEN_WORDS;
+    const u32 position = load_constant<u32>(params + POSITION);
+    const u32 slot = load_constant<u32>(params + RING_SLOT);
+    if (head >= n_head) {
+        index.block_table = tables.of_row(token);
+        prefetch_constant(index.block_table + slot / index.block_size);
+    }
+    begin();
     if (head >= n_heads) {
         return;
     }
-    const Global<const float> x = qkv + (u64(token) * n_heads + head) * head_dim;
-    const Global<const u32> params = tokens + token * TOKEN_WORDS;
-    const u32 position = params[POSITION];
     auto turns = [&](u32 pair) { return rope.turn_of(position, pair); };
     if (head < n_head) {
         const Global<float> to = q + (u64(token) * n_head + head) * head_dim;
@@ -60,9 +66,8 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
                        [&](u32 i, float value) { to[i] = value; });
         return;
     }
-    index.block_table = tables.of_row(token);
     const bool is_v = head >= n_head + n_kv_head;
-    const u32 slot = params[RING_SLOT], kv_head = (head - n_head) % n_kv_head;
+    const u32 kv_head = (head - n_head) % n_kv_head;
     auto turn = [&](const auto& put) {
         if (is_v) {
             rope.copy_head(x, head_dim, put);

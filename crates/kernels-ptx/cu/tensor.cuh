@@ -31,6 +31,20 @@ __device__ __forceinline__ u32 half2_multiply_add(u32 a, u32 b, u32 c) {
     return sum;
 }
 
+// 2^x, 0 where that is below the normal numbers.
+__device__ __forceinline__ float exp2_of(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+
+// (a & b) | c, in one instruction.
+__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
 // c += a * b for a tile of 16 x 16 f16 and one of 16 x 8, sums in f32. Lane 4 i + j holds of a the
 // rows i and 8 + i at columns 2 j, 2 j + 1 (a[0], a[1]) and 8 + 2 j, 9 + 2 j (a[2], a[3]); of b the
 // same rows of column i (b[0], b[1]); of c rows i (c[0], c[1]) and 8 + i at columns 2 j, 2 j + 1.
@@ -81,41 +95,64 @@ __device__ __forceinline__ u32 finite_pair(float low, float high) {
 
 // A group of 32 weights ready to become f16: weight i is scales[i / 16] * quant i + offset, where
 // the parts of the formula are f16 and it is rounded once.
+template <class Type>
 struct HalfGroup {
-    u32 quants[8];   // plus 128 each: bytes without a sign
+    static constexpr Quants KIND = Type::QUANTS;
+    u32 quants[KIND == Quants::NIBBLES ? 4 : KIND == Quants::NIBBLES_AND_PAIRS ? 6 : 8];
     u32 scales[2], offset;  // pairs of equal halves
+
+    HalfGroup() = default;
+    __device__ __forceinline__ HalfGroup(const typename Type::Packed& packed, u64 index) {
+        const Group group = Type::decode(packed, index);
+        if constexpr (KIND == Quants::BYTES) {
+            for (u32 i = 0; i < 8; i++) {
+                quants[i] = group.quants[i] ^ 0x80808080;  // plus 128 each: without a sign
+            }
+        } else {
+            Type::words(packed, quants);
+        }
+        scales[0] = half2_of(group.d * float(group.scales[0]));
+        scales[1] = Type::TWO_SCALES ? half2_of(group.d * float(group.scales[1])) : scales[0];
+        offset = Type::OFFSET ? half2_of(group.offset) : 0;
+    }
+
+    // Quants 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as f16. 0x6400 + n is the f16 1024 + n.
+    __device__ __forceinline__ u32 pair(u32 i, u32 odd) const {
+        if constexpr (KIND == Quants::BYTES) {
+            const u32 biased = __byte_perm(quants[i], 0x64646464, odd ? 0x4341 : 0x4240);
+            return half2_add(biased, 0xe480e480);  // - 1152
+        } else {
+            const bool high = i >= 4;
+            const u32 word = odd ? quants[i % 4] >> 8 : quants[i % 4];
+            u32 biased = and_or(word, high ? 0x00f000f0 : 0x000f000f, 0x64006400);
+            u32 bias = Type::BIAS;
+            if constexpr (KIND == Quants::NIBBLES_AND_PAIRS) {
+                // To above the nibbles.
+                const u32 bits = quants[4 + i % 2], up = i / 2 % 2 ? 2 : 4;
+                biased = and_or(odd ? bits >> (8 - up) : bits << up,
+                                high ? 0x03000300 : 0x00300030, biased);
+            }
+            return high ? half2_multiply_add(biased, 0x2c002c00, half2_of(-64.0f - bias))  // / 16
+                        : half2_add(biased, half2_of(-1024.0f - bias));
+        }
+    }
+
+    // Weights 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3.
+    __device__ __forceinline__ u32 weights(u32 i, u32 odd) const {
+        const u32 scale = scales[i / 4];
+        return Type::OFFSET ? half2_multiply_add(pair(i, odd), scale, offset)
+                            : half2_multiply(pair(i, odd), scale);
+    }
 };
 
-template <class Type>
-__device__ __forceinline__ HalfGroup half_group(const Group& group) {
-    HalfGroup out;
-    for (u32 i = 0; i < 8; i++) {
-        out.quants[i] = group.quants[i] ^ 0x80808080;
-    }
-    out.scales[0] = half2_of(group.d * float(group.scales[0]));
-    out.scales[1] = Type::TWO_SCALES ? half2_of(group.d * float(group.scales[1])) : out.scales[0];
-    out.offset = Type::OFFSET ? half2_of(group.offset) : 0;
-    return out;
-}
-
-// Weights 4 i .. 4 i + 3 of a group as two pairs.
-template <class Type>
-__device__ __forceinline__ void four_halves(const HalfGroup& group, u32 i, u32 out[2]) {
-    // 0x6400 + n is the f16 1024 + n.
-    const u32 scale = group.scales[i / 4];
-    for (u32 j = 0; j < 2; j++) {
-        const u32 biased = __byte_perm(group.quants[i], 0x64646464, j == 0 ? 0x4140 : 0x4342);
-        const u32 quants = half2_add(biased, 0xe480e480);  // - 1152
-        out[j] = Type::OFFSET ? half2_multiply_add(quants, scale, group.offset)
-                              : half2_multiply(quants, scale);
-    }
-}
-
-// f16 activations [rows][n], n rounded up to a multiple of 128; what is beyond n is finite. Orders:
+// f16 activations [rows][n], n rounded up to a multiple of 128; what is beyond n is finite. Of four
+// elements the second and the third are exchanged, because weights come out of their words like
+// that. Orders:
 //
 //   rows        row after row
-//   fragments   of 1 or, beyond 8 rows, 4 tiles of 8 rows, [128 columns][tile][4][row][4][8 elements]:
-//               as lanes hold them, element 32 * b + 8 * a + e of the columns at [a][row][b][e]
+//   fragments   as lanes hold them, element 32 * b + 8 * a + e of the columns:
+//               up to 8 rows   [128 columns][a][row][b][8 elements]
+//               up to 32       [128 columns][row / 16][a][e % 2][row % 8][b][e / 4][row / 8 % 2][2]
 struct HalfRows {
     static constexpr u32 COLUMNS = 128;
     u32 n_rows, n;
@@ -124,17 +161,33 @@ struct HalfRows {
     __device__ __forceinline__ u32 padded() const {
         return div_ceil(n, COLUMNS) * COLUMNS;
     }
-    // Where elements k .. k + 7 of a row are, k a multiple of 8.
-    __device__ __forceinline__ u64 eight(u32 row, u32 k) const {
+    // Where elements k and k + 2 of a row are, one after the other; k % 4 is 0 or 1.
+    __device__ __forceinline__ u64 pair(u32 row, u32 k) const {
+        const u32 four = k % 8 / 4, odd = k % 2;
         if (!fragments) {
-            return u64(row) * padded() + k;
+            return u64(row) * padded() + k / 4 * 4 + odd * 2;
         }
-        const u64 tile = u64(k / COLUMNS) * (n_rows > 8 ? 4 : 1) + row / 8;
         const u32 a = k % 32 / 8, b = k % COLUMNS / 32;
-        return ((tile * 4 + a) * 8 + row % 8) * 32 + b * 8;
+        const u64 columns = k / COLUMNS;
+        if (n_rows <= 8) {
+            return ((columns * 4 + a) * 8 + row) * 32 + b * 8 + four * 4 + odd * 2;
+        }
+        const u64 tile = ((columns * 2 + row / 16) * 4 + a) * 2 + odd;
+        return (tile * 8 + row % 8) * 32 + b * 8 + four * 4 + row / 8 % 2 * 2;
     }
     __device__ __forceinline__ u64 at(u32 row, u32 k) const {
-        return eight(row, k / 8 * 8) + k % 8;
+        return pair(row, k & ~2u) + k / 2 % 2;
+    }
+    // Stores elements k .. k + 7, k a multiple of 8: 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+    __device__ __forceinline__ void store_eight(Global<u16> to, u32 row, u32 k,
+                                                const u32 pairs[4]) const {
+        if (!fragments || n_rows <= 8) {
+            store(to + pair(row, k), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+            return;
+        }
+        for (u32 i = 0; i < 4; i++) {
+            store(to + pair(row, k + i / 2 * 4 + i % 2), pairs[i]);
+        }
     }
 };
 

@@ -401,6 +401,8 @@ unsigned shim_halves(F f) {
     return pair;
 }
 inline float shim_half(unsigned pair, int i) { return half_to_float(pair >> 16 * i & 0xffff); }
+inline float exp2_of(float x) { return exp2f(x); }
+inline unsigned and_or(unsigned a, unsigned b, unsigned c) { return (a & b) | c; }
 inline unsigned half2_add(unsigned a, unsigned b) {
     return shim_halves([&](int i) { return shim_half(a, i) + shim_half(b, i); });
 }

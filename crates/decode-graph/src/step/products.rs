@@ -350,9 +350,11 @@ impl Recorder<'_> {
                     Epilogue::Glu(Activation::SwiGlu) => GemmForm::Swiglu,
                     Epilogue::Glu(Activation::GeGlu) => GemmForm::Geglu,
                 };
-                /// The operations differ in the order of x only.
+                let tile_rows =
+                    ops::gemm_skinny::tile_rows(rows, n_in, n_tokens, form, self.device);
+                /// The operations differ in the order of x, and one wants to know its tiles.
                 macro_rules! gemm {
-                    ($op:ident, $kernel:expr) => {{
+                    ($op:ident, $kernel:expr $(, $tile_rows:ident)?) => {{
                         let args = ops::$op::Args {
                             w0: parts[0].view,
                             w1: part(1).map(|w| w.view),
@@ -370,14 +372,15 @@ impl Recorder<'_> {
                             n_in,
                             n_tokens,
                             form: form as u32,
+                            $($tile_rows,)?
                             x_scale,
                         };
                         launch!(self, what, $kernel, args);
                     }};
                 }
                 match n_tokens {
-                    0..=8 => gemm!(gemm_skinny, Kernel::GemmSkinny8),
-                    9..=32 => gemm!(gemm_skinny, Kernel::GemmSkinny32),
+                    0..=8 => gemm!(gemm_skinny, Kernel::GemmSkinny8, tile_rows),
+                    9..=32 => gemm!(gemm_skinny, Kernel::GemmSkinny32, tile_rows),
                     _ => gemm!(gemm_tiled, Kernel::GemmTiled),
                 }
             }

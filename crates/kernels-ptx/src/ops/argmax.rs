@@ -36,9 +36,10 @@ kernel_params! {
 }
 
 impl<B> Args<B> {
-    /// Blocks of 256 threads with four logits each, all outputs' together at most two for each SM.
+    /// Blocks of 256 threads with four logits each, all outputs' together at most as many as there is
+    /// room for: eight for each SM.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
-        let most = (2 * device.sm_count / self.n_outputs.max(1)).max(1);
+        let most = (8 * device.sm_count / self.n_outputs.max(1)).max(1);
         let blocks = self.n_vocab.div_ceil(1024).clamp(1, most);
         Geometry::grid([blocks, self.n_outputs, 1]).threads(256)
     }

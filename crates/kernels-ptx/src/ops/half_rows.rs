@@ -1,5 +1,5 @@
 //! f16 activations as matrix products on tensor cores read them: `[rows][n]`, `n` rounded up to a
-//! multiple of 128; what is beyond is finite.
+//! multiple of 128; what is beyond is finite. Of four elements the second and the third are exchanged.
 
 use half::f16;
 
@@ -11,8 +11,7 @@ const COLUMNS: usize = 128;
 pub enum HalfOrder {
     /// Row after row.
     Rows = 0,
-    /// For at most 32 rows: `[128 columns][8 rows][4][row][4][8 elements]` as the lanes of a warp
-    /// hold them; 8 rows or 32, whatever of them is used.
+    /// For at most 32 rows, as the lanes of a warp hold them; 8 rows or 32, whatever of them is used.
     Fragments = 1,
 }
 
@@ -40,23 +39,26 @@ pub fn half_bytes(order: HalfOrder, rows: u32, n: u32) -> u64 {
 #[derive(Clone, Copy)]
 pub(super) struct HalfRows {
     n: usize,
-    tiles: usize,
+    few: bool,
     fragments: bool,
 }
 
 impl HalfRows {
     pub(super) fn new(order: u32, n_rows: u32, n: u32) -> Self {
-        let tiles = if n_rows > 8 { 4 } else { 1 };
-        Self { n: n as usize, tiles, fragments: order == HalfOrder::Fragments as u32 }
+        Self { n: n as usize, few: n_rows <= 8, fragments: order == HalfOrder::Fragments as u32 }
     }
 
     pub(super) fn at(&self, row: usize, k: usize) -> usize {
+        let (four, odd, second) = (k % 8 / 4, k % 2, k / 2 % 2);
         if !self.fragments {
-            return row * self.n.next_multiple_of(COLUMNS) + k;
+            return row * self.n.next_multiple_of(COLUMNS) + k / 4 * 4 + odd * 2 + second;
         }
-        let tile = k / COLUMNS * self.tiles + row / 8;
-        let (a, b, e) = (k % 32 / 8, k % COLUMNS / 32, k % 8);
-        ((tile * 4 + a) * 8 + row % 8) * 32 + b * 8 + e
+        let (a, b) = (k % 32 / 8, k % COLUMNS / 32);
+        let (tile, pair) = match self.few {
+            true => (k / COLUMNS * 4 + a, odd),
+            false => (((k / COLUMNS * 2 + row / 16) * 4 + a) * 2 + odd, row / 8 % 2),
+        };
+        (tile * 8 + row % 8) * 32 + b * 8 + four * 4 + pair * 2 + second
     }
 
     /// Puts a row.

@@ -70,8 +70,10 @@ fn gemm_cases(
             _ => (u64::from(n_tokens * n_rows) * 4, Compare::Sums { per: n_rows as usize }),
         };
         let residual = random.floats((n_tokens * n_rows) as usize);
+        let n_out = [n_out0, n_out1, n_out2];
+        let tile_rows = gemm_skinny::tile_rows(n_out, n_in, n_tokens, form, device);
         macro_rules! gemm {
-            ($op:ident) => {{
+            ($op:ident $(, $tile_rows:ident)?) => {{
                 let args = $op::Args {
                     w0: w[0].take().expect("always"),
                     w1: w[1],
@@ -89,6 +91,7 @@ fn gemm_cases(
                     n_in,
                     n_tokens,
                     form: form as u32,
+                    $($tile_rows,)?
                     x_scale: 1.0,
                 };
                 case!(b, kernel, format!("{}, {form:?} × {n_in}", model.name), args, device)
@@ -96,7 +99,7 @@ fn gemm_cases(
         }
         cases.push(match kernel {
             Kernel::GemmTiled => gemm!(gemm_tiled),
-            _ => gemm!(gemm_skinny),
+            _ => gemm!(gemm_skinny, tile_rows),
         });
     }
     cases

@@ -66,7 +66,7 @@ fn shapes(tokens: [u32; 3], rows: u32) -> Vec<Shape> {
 }
 
 macro_rules! case {
-    ($op:ident, $kernel:expr, $shape:expr, $order:expr, $device:expr, $random:expr) => {{
+    ($op:ident $(($tile_rows:ident))?, $kernel:expr, $shape:expr, $order:expr, $device:expr, $random:expr) => {{
         let (kernel, shape, random): (Kernel, Shape, &mut Random) = ($kernel, $shape, $random);
         let Shape { n_in, n_tokens, form, .. } = shape;
         let [n_out0, n_out1, n_out2] = [0, 1, 2].map(|part| shape.n_out(part));
@@ -109,6 +109,7 @@ macro_rules! case {
             n_in,
             n_tokens,
             form: form as u32,
+            $($tile_rows,)?
             x_scale: 0.25,
         };
         let geometry = args.geometry($device);
@@ -126,15 +127,17 @@ pub(crate) fn skinny(kernel: Kernel, random: &mut Random) -> Vec<Case> {
         ..shapes[0]
     });
     shapes.push(Shape { n_in: 4352, ..shapes[shapes.len() - 4] });
+    // Tiles of two matrices side by side.
+    let pair = [Some((WeightType::Q4_0, 70)); 2];
+    let form = GemmForm::Swiglu;
+    shapes.push(Shape { parts: [pair[0], pair[1], None], n_in: 160, form, ..shapes[0] });
     let order = HalfOrder::Fragments;
     let mut cases = Vec::new();
     for shape in shapes {
-        // With tiles of 64 rows and of 32.
-        for device in [&SMALL, &DeviceProfile { sm_count: 0, ..SMALL }] {
-            if device.sm_count == 0 && shape.n_out(0) < 20 {
-                continue;
-            }
-            cases.push(case!(gemm_skinny, kernel, shape, order, device, random));
+        // Many warps side by side, and as many as there can be with the same rows.
+        let large = DeviceProfile { sm_count: 100, compute_capability: 90, ..SMALL };
+        for (tile_rows, device) in [(16, &SMALL), (24, &large)] {
+            cases.push(case!(gemm_skinny(tile_rows), kernel, shape, order, device, random));
         }
     }
     cases

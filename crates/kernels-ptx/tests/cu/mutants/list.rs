@@ -340,8 +340,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "turn_head(x, q_norm",
         "k normed with the weights of q"),
     mutant("rope_append.cu", "rope_append",
-        "slot = params[RING_SLOT]",
-        "slot = params[POSITION]",
+        "load_constant<u32>(params + RING_SLOT)",
+        "load_constant<u32>(params + POSITION)",
         "position taken for the slot"),
     // rope_append.cu: q8
     mutant("rope_append.cu", "rope_append",
