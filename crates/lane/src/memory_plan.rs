@@ -113,9 +113,14 @@ impl Default for PlanOptions {
 }
 
 /// Tokens of a prompt that one step computes unless something else is asked for.
-pub const DEFAULT_CHUNK_TOKENS: u32 = 512;
+pub const DEFAULT_CHUNK_TOKENS: u32 = 1024;
 
-/// Each shorter chunk has this part of the tokens of the next longer one, down to the shortest.
+/// Longer chunks are for speed alone (1.4 times that of this one, on an H200): only where they leave
+/// the context as it was wanted.
+const SPACIOUS_CHUNK: u32 = 512;
+
+/// Each shorter chunk has this part of the tokens of the next longer one, down to the shortest;
+/// what is longer than [`SPACIOUS_CHUNK`], half.
 const CHUNK_STEP: u32 = 4;
 const SHORTEST_CHUNK: u32 = 8;
 
@@ -163,6 +168,24 @@ impl std::fmt::Display for DoesNotFit {
 impl MemoryPlan {
     /// Plans `model` on `device`, or says what is short.
     pub fn new(
+        gguf: &Gguf,
+        model: &Model,
+        device: &DeviceProfile,
+        options: &PlanOptions,
+    ) -> Result<Self, LaneError> {
+        let plan = Self::with_chunks(gguf, model, device, options);
+        let short = match &plan {
+            Ok(plan) => plan.shrunk_from.is_some(),
+            Err(error) => matches!(error, LaneError::DoesNotFit(_)),
+        };
+        if short && options.chunk_tokens > SPACIOUS_CHUNK {
+            let options = PlanOptions { chunk_tokens: SPACIOUS_CHUNK, ..*options };
+            return Self::with_chunks(gguf, model, device, &options);
+        }
+        plan
+    }
+
+    fn with_chunks(
         gguf: &Gguf,
         model: &Model,
         device: &DeviceProfile,
@@ -312,7 +335,8 @@ fn all_steps(step: &StepPlan, chunks: &[StepPlan]) -> Vec<StepPlan> {
 /// write where the sequence has tokens; what is shorter than the shortest is computed one by one.
 fn chunk_plans(step: &StepPlan, chunk_tokens: u32, device: &DeviceProfile) -> Vec<StepPlan> {
     let longest = chunk_tokens.min(step.kv.max_context_tokens());
-    let shorter = |tokens: &u32| Some(tokens / CHUNK_STEP);
+    let step_from = |tokens: u32| if tokens > SPACIOUS_CHUNK { 2 } else { CHUNK_STEP };
+    let shorter = |&tokens: &u32| Some(tokens / step_from(tokens));
     let chunk = |tokens| StepPlan { head: Head::None, ..step.for_chunk(tokens, None, device) };
     std::iter::successors(Some(longest), shorter)
         .take_while(|&tokens| tokens >= SHORTEST_CHUNK)
@@ -386,6 +410,24 @@ mod tests {
         assert!(exact_qkv(1024, &DeviceProfile::A2000));
         assert!(!exact_qkv(1056, &DeviceProfile::A2000));
         assert!(!exact_qkv(1024, &hopper));
+    }
+
+    #[test]
+    fn long_chunks_give_way_to_the_context() {
+        let mut file = crate::ModelFile::open(None).unwrap();
+        file.model.config.context_length = 2048;
+        let plan = |usable_bytes| {
+            let options = PlanOptions { usable_bytes, ..Default::default() };
+            MemoryPlan::new(&file.gguf, &file.model, &DeviceProfile::A2000, &options).unwrap()
+        };
+        let chunks = |plan: &MemoryPlan| -> Vec<u32> {
+            plan.chunks.iter().map(|chunk| chunk.n_tokens).collect()
+        };
+        let spacious = plan(None);
+        assert_eq!(chunks(&spacious), [1024, 512, 128, 32, 8]);
+        let tight = plan(Some(spacious.bytes.total_bytes() - 1));
+        assert_eq!(chunks(&tight), [512, 128, 32, 8]);
+        assert_eq!(tight.step.kv.max_context_tokens(), 2048);
     }
 
     #[test]
