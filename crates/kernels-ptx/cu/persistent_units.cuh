@@ -33,7 +33,9 @@ __device__ __forceinline__ u32 multiply_units(const Block& b, const Units& run, 
     const u32 first_slot = run.slot + (run.local >> run.shift);
     const u32 round = b.ring.round(first_slot);
     u32 position = first_slot - round * b.ring.n_slots, parity = round & 1;
-    const u32 slot_step = CONSUMER_WARPS >> run.shift;
+    // From unit to unit: rounds of the ring, and slots beyond them.
+    const u32 slot_step = CONSUMER_WARPS >> run.shift, step_rounds = b.ring.round(slot_step);
+    const u32 position_step = slot_step - step_rounds * b.ring.n_slots;
     u32 chunk = run.chunk_of(run.local);
     const u32 chunk_step = run.chunk_of(CONSUMER_WARPS);
     // The second unit of a slot lies behind the first; both share the slot's arrivals. The step is
@@ -47,8 +49,8 @@ __device__ __forceinline__ u32 multiply_units(const Block& b, const Units& run, 
     // Whether there is another unit.
     const auto advance = [&] {
         unit += CONSUMER_WARPS;
-        // The ring has no fewer slots than a step.
-        position += slot_step;
+        position += position_step;
+        parity ^= step_rounds & 1;
         if (position >= b.ring.n_slots) {
             position -= b.ring.n_slots;
             parity ^= 1;

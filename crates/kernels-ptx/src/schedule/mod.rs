@@ -58,9 +58,8 @@ pub const FAILURE: u32 = 4;
 pub const ARRIVALS: u32 = 1;
 /// Words from one hint counter to the next: each has a line of the cache to itself.
 const COUNTER_WORDS: u32 = 32;
-/// Fewest slots of the ring: a warp's units are at most so many slots apart, and must not come round
-/// the ring twice.
-const MIN_SLOTS: u32 = CONSUMER_WARPS;
+/// Fewest slots that keep the copies going.
+const MIN_SLOTS: u32 = 6;
 
 /// The whole plan of a persistent step.
 #[derive(Clone, Debug)]
