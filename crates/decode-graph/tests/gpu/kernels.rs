@@ -26,7 +26,8 @@ fn check(test: &str, kernel: Kernel, shapes: fn(Kernel, &CudaBackend, u64) -> Ve
     let Some(mut backend) = device::gpu(test) else { return };
     let seed = device::seed();
     let cases = shapes(kernel, &backend, seed);
-    assert!(!cases.is_empty());
+    // Reading memory has no shape of a model.
+    assert!(!cases.is_empty() || kernel == Kernel::ReadBandwidth, "no cases");
     let (mut failures, mut worst, count) = (Vec::new(), 0.0f64, cases.len());
     for case in cases {
         match run(&case, &mut backend) {

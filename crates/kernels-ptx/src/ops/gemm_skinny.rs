@@ -111,7 +111,7 @@ impl Tiling {
 }
 
 impl<B> Args<B> {
-    /// As [`Tiling::of`] says.
+    /// The tiling that costs the fewest clocks on the device, by a rule that was measured on an H200.
     pub fn geometry(&self, device: &DeviceProfile) -> Geometry {
         let n_out = [self.n_out0, self.n_out1, self.n_out2];
         let rows = self.tile_rows;
