@@ -33,7 +33,7 @@ modules! {
     ("gemv_residual", "compute_90", "8.4", 0xf4f22a26826b6af9, include_str!("gemv_residual.compute_90.ptx"), ["gemv_residual"]);
     ("head", "compute_80", "8.4", 0x412edee2ec1576b3, include_str!("head.compute_80.ptx"), ["head"]);
     ("head", "compute_90", "8.4", 0x421b1958d61b87e9, include_str!("head.compute_90.ptx"), ["head"]);
-    ("persistent_sm90", "compute_90", "8.4", 0x7ffbe3a650c0debf, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
+    ("persistent_sm90", "compute_90", "8.4", 0x4b5c6c5403100c8c, include_str!("persistent_sm90.compute_90.ptx"), ["persistent_sm90"]);
     ("quantize_q8", "compute_80", "8.4", 0x9f76f55c536c18aa, include_str!("quantize_q8.compute_80.ptx"), ["quantize_q8"]);
     ("quantize_q8", "compute_90", "8.4", 0x86dfa556cc8eaac6, include_str!("quantize_q8.compute_90.ptx"), ["quantize_q8"]);
     ("read_bandwidth", "compute_80", "8.4", 0xf737d0cbfc77fc18, include_str!("read_bandwidth.compute_80.ptx"), ["read_bandwidth"]);

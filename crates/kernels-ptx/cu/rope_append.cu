@@ -47,7 +47,7 @@ __device__ __forceinline__ void rope_append(Global<const float> qkv, Global<cons
     const u32 n_heads = n_head + 2 * n_kv_head;
     const u32 head = blockIdx.x * 4 + warp_id();
     const Global<const float> x = qkv + (u64(token) * n_heads + head) * head_dim;
-    // What is known before the step begins is fetched before its kernels are waited for.
+    // What the step itself does not change before its end is fetched before its kernels are waited for.
     const Global<const u32> params = tokens + token * TOKEN_WORDS;
     const u32 position = load_constant<u32>(params + POSITION);
     const u32 slot = load_constant<u32>(params + RING_SLOT);

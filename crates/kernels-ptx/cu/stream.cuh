@@ -68,12 +68,6 @@ __device__ __forceinline__ u32 opaque(u32 value) {
     return value;
 }
 
-// Unsigned bytes times signed ones.
-__device__ __forceinline__ i32 dot4_unsigned(u32 a, i32 b, i32 sum) {
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
-    return sum;
-}
-
 __device__ __forceinline__ u32 word_of(const uint4& words, u32 index) {
     return index == 0 ? words.x : index == 1 ? words.y : index == 2 ? words.z : words.w;
 }
@@ -111,8 +105,8 @@ struct UnitQ4K {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const u32 word = word_of(quants[r][odd], i);
-                    dot_low = dot4_unsigned(word & 0x0f0f0f0f, word_of(x.low, i), dot_low);
-                    dot_high = dot4_unsigned(word & 0xf0f0f0f0, word_of(x.high, i), dot_high);
+                    dot_low = dot_unsigned(word & 0x0f0f0f0f, word_of(x.low, i), dot_low);
+                    dot_high = dot_unsigned(word & 0xf0f0f0f0, word_of(x.high, i), dot_high);
                 }
                 const u32 pairs_of_row = word_of(scales, r);
                 // 16 times the product: the upper nibbles were left where they are.
@@ -175,9 +169,9 @@ __device__ __forceinline__ void dot_q6_k(u32 unit, u32 groups, const ActivationP
                 const u32 bits = word_of(high_bits[r], 2 * odd + i % 2);
                 const u32 upper = i < 2 ? bits << 4 : bits << 2;
                 const u32 upper_high = i < 2 ? bits : bits >> 2;
-                dot_low = dot4_unsigned((word & 0x0f0f0f0f) | (upper & 0x30303030),
+                dot_low = dot_unsigned((word & 0x0f0f0f0f) | (upper & 0x30303030),
                                         word_of(x.low, i), dot_low);
-                dot_high = dot4_unsigned((word >> 4 & 0x0f0f0f0f) | (upper_high & 0x30303030),
+                dot_high = dot_unsigned((word >> 4 & 0x0f0f0f0f) | (upper_high & 0x30303030),
                                          word_of(x.high, i), dot_high);
             }
             const u32 pair = word_of(scales, r) >> (16 * odd);
